@@ -1,0 +1,94 @@
+"""Options, as frozen dataclasses. Each command-line flag maps onto one field."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+from apollo_cli.errors import UsageError
+
+SamplingMode = Literal["fps", "uniform"]
+ShortPolicy = Literal["repeat", "stretch", "error"]
+
+
+@dataclass(frozen=True)
+class SamplingOptions:
+    """Which moments of a video are looked at.
+
+    Attributes:
+        mode: ``fps`` keeps a constant rate inside each clip and spaces the clips out past the
+            budget (paper, section 3); ``uniform`` spreads a fixed number of frames evenly.
+        fps: frames a second inside a clip; None takes the rate the checkpoint was trained with.
+        frames: number of frames for ``uniform``; None takes as many as the budget holds.
+        max_clips: upper bound on the number of clips; None leaves it to the token budget.
+        start_seconds: start of the window to look at.
+        end_seconds: end of the window; None is the end of the video.
+        short: what a video shorter than one clip does: ``repeat`` its last frame (as the
+            original does), ``stretch`` the frames over what is there, or ``error``.
+    """
+
+    mode: SamplingMode = "fps"
+    fps: float | None = None
+    frames: int | None = None
+    max_clips: int | None = None
+    start_seconds: float = 0.0
+    end_seconds: float | None = None
+    short: ShortPolicy = "repeat"
+
+    def __post_init__(self) -> None:
+        if self.mode not in ("fps", "uniform"):
+            raise UsageError(f"--sampling {self.mode}", "allowed are fps and uniform")
+        if self.short not in ("repeat", "stretch", "error"):
+            raise UsageError(f"--short {self.short}", "allowed are repeat, stretch and error")
+        if self.fps is not None and not 0 < self.fps <= 1000:
+            raise UsageError(f"--fps {self.fps:g}", "allowed is a rate above 0 and up to 1000")
+        if self.fps is not None and self.mode == "uniform":
+            raise UsageError("--fps with --sampling uniform", next_step="use --frames instead")
+        if self.frames is not None and self.mode == "fps":
+            raise UsageError("--frames with --sampling fps", next_step="add --sampling uniform")
+        if self.frames is not None and self.frames < 1:
+            raise UsageError(f"--frames {self.frames}", "allowed is 1 or more")
+        if self.max_clips is not None and self.max_clips < 1:
+            raise UsageError(f"--max-clips {self.max_clips}", "allowed is 1 or more")
+        if not 0 <= self.start_seconds < float("inf"):
+            raise UsageError(f"--from {self.start_seconds:g}", "allowed is 0 or later")
+        if self.end_seconds is not None and not self.end_seconds > self.start_seconds:
+            raise UsageError(
+                f"--from {self.start_seconds:g} --to {self.end_seconds:g}",
+                "--to must be later than --from",
+            )
+
+
+@dataclass(frozen=True)
+class GenerationOptions:
+    """How the answer is written.
+
+    Attributes:
+        max_new_tokens: longest answer, in tokens; it is part of the token budget.
+        temperature: 0 is greedy, the default: the same question gets the same answer.
+        top_p: share of probability mass that sampling draws from.
+        seed: seed of the sampling; unused when greedy.
+        repetition_penalty: None takes the checkpoint's own value. It looks at the generated
+            tokens only, as the original does when it is given embeddings.
+    """
+
+    max_new_tokens: int = 256
+    temperature: float = 0.0
+    top_p: float = 1.0
+    seed: int = 0
+    repetition_penalty: float | None = None
+
+    def __post_init__(self) -> None:
+        if self.max_new_tokens < 1:
+            raise UsageError(f"--max-new-tokens {self.max_new_tokens}", "allowed is 1 or more")
+        if not 0 <= self.temperature <= 100:
+            raise UsageError(f"--temperature {self.temperature:g}", "allowed is 0 to 100")
+        if not 0 < self.top_p <= 1:
+            raise UsageError(f"--top-p {self.top_p:g}", "allowed is above 0 and up to 1")
+        if self.seed < 0:
+            raise UsageError(f"--seed {self.seed}", "allowed is 0 or more")
+        if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 10:
+            raise UsageError(
+                f"--repetition-penalty {self.repetition_penalty:g}",
+                "allowed is above 0 and up to 10",
+            )

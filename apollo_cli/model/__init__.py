@@ -1,0 +1,1 @@
+"""The network: vision encoders, connector, language model, prompt and generation."""
