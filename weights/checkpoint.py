@@ -1,0 +1,219 @@
+"""A checkpoint in the released layout: found, listed and checked without torch.
+
+    <root>/config.json
+    <root>/llm/                  config, tokenizer, safetensors
+    <root>/vision_tower/         config with the ordered list ``vision_towers``
+    <root>/vision_tower/<name>/  config, safetensors
+    <root>/mm_connector/         config, safetensors
+
+The root config of a release also holds copies of the component configs and paths of the machine
+it was trained on. A component's own file wins over the copy; the paths are ignored.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.errors import WeightsError
+from apollo_cli.weights.files import is_plain_name, read_json
+from apollo_cli.weights.shards import TensorInfo, list_tensors, name_some
+
+__all__ = ["Checkpoint", "TensorInfo", "encoder_part", "read_checkpoint", "read_json"]
+
+LLM, CONNECTOR, TOWER = "llm", "mm_connector", "vision_tower"
+TOKENIZER_FILES = (
+    "tokenizer.json",
+    "vocab.json",
+    "merges.txt",
+    "added_tokens.json",
+    "special_tokens_map.json",
+    "tokenizer_config.json",
+)
+HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
+
+
+def encoder_part(name: str) -> str:
+    """The key of an encoder in `Checkpoint.tensors`."""
+    return f"{TOWER}/{name}"
+
+
+@dataclass(frozen=True)
+class Checkpoint:
+    """What a checkpoint folder holds. Everything is plain data; no weight has been read.
+
+    Attributes:
+        root: the folder, absolute.
+        config: the root config.
+        llm_config: the language model's config.
+        connector_config: the connector's config.
+        tower_config: the config of the vision tower as a whole.
+        encoder_names: vision encoders, in the order of the channel concat.
+        encoder_configs: config by encoder name.
+        tensors: by part (``llm``, ``mm_connector``, ``vision_tower/<name>``), then by tensor name.
+        tokenizer_files: file name to path: ``tokenizer.json``, or ``vocab.json`` and
+            ``merges.txt``, and whichever of the others there are.
+        generation_config: of the language model; empty when there is none.
+        preprocessor_configs: by encoder name; empty where there is none.
+    """
+
+    root: Path
+    config: dict[str, Any]
+    llm_config: dict[str, Any]
+    connector_config: dict[str, Any]
+    tower_config: dict[str, Any]
+    encoder_names: tuple[str, ...]
+    encoder_configs: dict[str, dict[str, Any]]
+    tensors: dict[str, dict[str, TensorInfo]]
+    tokenizer_files: dict[str, Path]
+    generation_config: dict[str, Any]
+    preprocessor_configs: dict[str, dict[str, Any]]
+
+    @property
+    def tied_head(self) -> bool:
+        """Whether the language model's head is its embedding."""
+        return HEAD not in self.tensors[LLM] or bool(self.llm_config.get("tie_word_embeddings"))
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes of all tensors, as stored."""
+        return sum(info.size_bytes for part in self.tensors.values() for info in part.values())
+
+    @property
+    def parameters(self) -> dict[str, int]:
+        """Number of stored values by part."""
+        return {part: sum(info.elements for info in t.values()) for part, t in self.tensors.items()}
+
+
+def read_checkpoint(path: Path) -> Checkpoint:
+    """Find all parts of a checkpoint and check that they are complete.
+
+    Args:
+        path: the root folder.
+
+    Raises:
+        WeightsError: something is missing, cut, unreadable or refused; lists every fault.
+    """
+    if not path.is_dir():
+        what = "is a file" if path.exists() else "does not exist"
+        raise WeightsError(
+            f"checkpoint {path} {what}",
+            "a folder with config.json, llm/, vision_tower/ and mm_connector/ is needed",
+            "apollo models list shows known names",
+        )
+    reader = _Reader(path.absolute())
+    checkpoint = reader.read()
+    if reader.faults:
+        raise WeightsError(
+            f"checkpoint {path} cannot be used: {'; '.join(reader.faults)}",
+            "",
+            "put the named files in place, or run apollo models pull again, which resumes",
+        )
+    return checkpoint
+
+
+class _Reader:
+    """One pass over a folder that collects faults instead of stopping at the first."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root
+        self.faults: list[str] = []
+        self.absent: set[str] = set()
+
+    def read(self) -> Checkpoint:
+        config = self._json("config.json", needed=True)
+        self.absent = {p for p in (LLM, TOWER, CONNECTOR) if not (self.root / p).is_dir()}
+        if len(self.absent) == 3:
+            # A flat folder is not this layout; what is wrong with its own files is still told.
+            list_tensors(self.root, self.faults)
+        self.faults += [f"{part}/ is missing" for part in sorted(self.absent)]
+        tower = self._component(TOWER, config)
+        names = self._encoder_names(tower)
+        copies = tower.get("configs")
+        checkpoint = Checkpoint(
+            root=self.root,
+            config=config,
+            llm_config=self._component(LLM, config),
+            connector_config=self._component(CONNECTOR, config),
+            tower_config=tower,
+            encoder_names=names,
+            encoder_configs={n: self._encoder_config(n, copies) for n in names},
+            tensors={p: self._tensors(p) for p in (LLM, CONNECTOR, *map(encoder_part, names))},
+            tokenizer_files=self._tokenizer(),
+            generation_config=self._json(f"{LLM}/generation_config.json"),
+            preprocessor_configs={
+                n: self._json(f"{encoder_part(n)}/preprocessor_config.json") for n in names
+            },
+        )
+        self._check_head(checkpoint)
+        return checkpoint
+
+    def _json(self, relative: str, *, needed: bool = False) -> dict[str, Any]:
+        path = self.root / relative
+        if not needed and not path.is_file():
+            return {}
+        try:
+            return read_json(path, label=relative)
+        except WeightsError as error:
+            self.faults.append(error.message)
+            return {}
+
+    def _component(self, part: str, config: dict[str, Any]) -> dict[str, Any]:
+        copy = config.get(f"{part}_cfg")
+        has_copy = isinstance(copy, dict) and bool(copy)
+        own = self._json(f"{part}/config.json", needed=not (has_copy or part in self.absent))
+        return own or (dict(copy) if isinstance(copy, dict) else {})
+
+    def _encoder_config(self, name: str, copies: Any) -> dict[str, Any]:
+        copy = copies.get(name) if isinstance(copies, dict) else None
+        has_copy = isinstance(copy, dict) and bool(copy)
+        own = self._json(f"{encoder_part(name)}/config.json", needed=not has_copy)
+        return own or (dict(copy) if isinstance(copy, dict) else {})
+
+    def _encoder_names(self, tower: dict[str, Any]) -> tuple[str, ...]:
+        where = f"{TOWER}/config.json"
+        names = tower.get("vision_towers")
+        if names is None:
+            folder = self.root / TOWER
+            found = (
+                sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
+            )
+            if len(found) == 1:
+                return tuple(found)
+            self.faults.append(
+                f"{where} has no vision_towers, the list of encoders in their order"
+                + (f" (there are {name_some(found)})" if found else "")
+            )
+            return ()
+        if not isinstance(names, list) or not names or not all(map(is_plain_name, names)):
+            self.faults.append(f"{where} has vision_towers {str(names)[:120]}: names are needed")
+            return ()
+        if len(set(names)) < len(names):
+            self.faults.append(f"{where} names an encoder twice: {name_some(names)}")
+            return ()
+        return tuple(names)
+
+    def _tensors(self, part: str) -> dict[str, TensorInfo]:
+        if part in self.absent:
+            return {}
+        return list_tensors(self.root / part, self.faults, label=f"{part}/")
+
+    def _tokenizer(self) -> dict[str, Path]:
+        folder = self.root / LLM
+        found = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
+        lacking = [n for n in ("vocab.json", "merges.txt") if n not in found]
+        if "tokenizer.json" not in found and lacking:
+            self.faults.append(
+                f"the tokenizer is missing: {LLM}/tokenizer.json, or "
+                + " and ".join(f"{LLM}/{name}" for name in lacking)
+            )
+        return found
+
+    def _check_head(self, checkpoint: Checkpoint) -> None:
+        tensors = checkpoint.tensors[LLM]
+        untied = checkpoint.llm_config.get("tie_word_embeddings") is False
+        if EMBEDDING in tensors and HEAD not in tensors and untied:
+            self.faults.append(
+                f"{LLM}/ has no {HEAD}, and its config says that the head is not tied"
+            )

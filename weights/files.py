@@ -1,0 +1,69 @@
+"""Small readers for files that come from elsewhere: nothing is trusted, nothing is run."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path, PurePosixPath, PureWindowsPath
+from typing import Any
+
+from apollo_cli.errors import WeightsError
+
+JSON_LIMIT_BYTES = 32 * 1024 * 1024
+PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_LFS_START = b"version https://git-lfs"
+
+
+def is_lfs_pointer(start: bytes) -> bool:
+    """Whether a file that starts like this is a Git LFS pointer instead of the file itself."""
+    return start.startswith(_LFS_START)
+
+
+def is_plain_name(name: object) -> bool:
+    """Whether a name from a config is one file or folder name, on every operating system."""
+    if not isinstance(name, str) or not name or "\0" in name or name in {".", ".."}:
+        return False
+    return PurePosixPath(name).name == name and PureWindowsPath(name).name == name
+
+
+def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
+    """A JSON object from bytes.
+
+    Args:
+        raw: UTF-8 text, with or without a byte order mark.
+        label: what to call it in an error.
+
+    Raises:
+        WeightsError: it is not JSON, or not an object.
+    """
+    if is_lfs_pointer(raw):
+        raise WeightsError(f"{label} is a Git LFS pointer, not the file", "", "run git lfs pull")
+    try:
+        value = json.loads(raw.decode("utf-8-sig"))
+    except (ValueError, RecursionError) as error:
+        raise WeightsError(f"{label} is not valid JSON ({error})") from None
+    if not isinstance(value, dict):
+        raise WeightsError(f"{label} holds a {type(value).__name__}", "a JSON object is needed")
+    return value
+
+
+def read_json(path: Path, *, label: str | None = None) -> dict[str, Any]:
+    """Read one JSON object from a file.
+
+    Args:
+        path: the file.
+        label: what to call it in an error; None takes the path.
+
+    Raises:
+        WeightsError: it is missing, unreadable, over 32 MiB, not JSON or not an object.
+    """
+    label = label or str(path)
+    try:
+        if not path.is_file():
+            raise WeightsError(f"{label} is missing")
+        size = path.stat().st_size
+        if size > JSON_LIMIT_BYTES:
+            raise WeightsError(f"{label} has {size} bytes", f"up to {JSON_LIMIT_BYTES} are read")
+        raw = path.read_bytes()
+    except OSError as error:
+        raise WeightsError(f"{label} cannot be read ({error.strerror or error})") from None
+    return parse_json_object(raw, label)

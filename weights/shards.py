@@ -1,0 +1,223 @@
+"""The tensors of one folder, found from safetensors headers alone.
+
+A header names every tensor with its dtype, shape and byte range, so a folder of many gigabytes
+is listed and checked for completeness in milliseconds, without torch.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from math import prod
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.errors import WeightsError
+from apollo_cli.weights.files import (
+    PICKLE_SUFFIXES,
+    is_lfs_pointer,
+    is_plain_name,
+    parse_json_object,
+    read_json,
+)
+
+SINGLE_FILE = "model.safetensors"
+INDEX_FILE = "model.safetensors.index.json"
+HEADER_LIMIT_BYTES = 100_000_000
+_LENGTH_BYTES = 8
+_NAMED_AT_MOST = 6
+
+DTYPE_BITS = {
+    "BOOL": 8,
+    "U8": 8,
+    "I8": 8,
+    "F8_E4M3": 8,
+    "F8_E5M2": 8,
+    "U16": 16,
+    "I16": 16,
+    "F16": 16,
+    "BF16": 16,
+    "U32": 32,
+    "I32": 32,
+    "F32": 32,
+    "U64": 64,
+    "I64": 64,
+    "F64": 64,
+}
+
+
+@dataclass(frozen=True)
+class TensorInfo:
+    """Where one tensor lies.
+
+    Attributes:
+        dtype: as the header spells it, such as ``BF16``.
+        shape: as stored.
+        file: the safetensors file.
+        start: first byte in the file, counted from its beginning.
+        end: one past the last byte.
+    """
+
+    dtype: str
+    shape: tuple[int, ...]
+    file: Path
+    start: int
+    end: int
+
+    @property
+    def size_bytes(self) -> int:
+        """Bytes on disk."""
+        return self.end - self.start
+
+    @property
+    def elements(self) -> int:
+        """Number of values."""
+        return prod(self.shape)
+
+
+def read_header(path: Path, *, label: str | None = None) -> dict[str, TensorInfo]:
+    """List the tensors of one safetensors file and check that all their bytes are there.
+
+    Args:
+        path: the file; only its header is read.
+        label: what to call it in an error; None takes the path.
+
+    Raises:
+        WeightsError: it is missing, cut, too long, or not a safetensors file.
+    """
+    label = label or str(path)
+    try:
+        size = path.stat().st_size
+        with path.open("rb") as file:
+            start = file.read(_LENGTH_BYTES)
+            if is_lfs_pointer(start + file.read(16)):
+                raise WeightsError(f"{label} is a Git LFS pointer, not the file")
+            length = int.from_bytes(start, "little")
+            if len(start) < _LENGTH_BYTES:
+                raise WeightsError(f"{label} is cut: {size} bytes, not even a header")
+            if length > HEADER_LIMIT_BYTES:
+                raise WeightsError(f"{label} is not a safetensors file")
+            if _LENGTH_BYTES + length > size:
+                raise WeightsError(
+                    f"{label} is cut: {size} bytes, its header alone needs {_LENGTH_BYTES + length}"
+                )
+            file.seek(_LENGTH_BYTES)
+            raw = file.read(length)
+    except OSError as error:
+        raise WeightsError(f"{label} cannot be read ({error.strerror or error})") from None
+    header = parse_json_object(raw, f"the header of {label}")
+    header.pop("__metadata__", None)
+    data_start = _LENGTH_BYTES + length
+    tensors = {key: _tensor(key, entry, path, data_start, label) for key, entry in header.items()}
+    _check_extent(tensors, data_start, size, label)
+    return tensors
+
+
+def _tensor(key: str, entry: Any, path: Path, data_start: int, label: str) -> TensorInfo:
+    try:
+        dtype, shape, (begin, end) = entry["dtype"], tuple(entry["shape"]), entry["data_offsets"]
+        numbers = (*shape, begin, end)
+        bits = DTYPE_BITS[dtype] * prod(shape)
+        fits = all(type(n) is int and n >= 0 for n in numbers) and 8 * (end - begin) == bits
+        if fits:
+            return TensorInfo(dtype, shape, path, data_start + begin, data_start + end)
+    except (KeyError, TypeError, ValueError):
+        pass
+    raise WeightsError(f"{label} describes the tensor {key[:80]!r} wrongly: {str(entry)[:120]}")
+
+
+def _check_extent(tensors: dict[str, TensorInfo], data_start: int, size: int, label: str) -> None:
+    expected = data_start
+    for info in sorted(tensors.values(), key=lambda info: (info.start, info.end)):
+        if info.start != expected:
+            raise WeightsError(f"{label} has overlapping tensors or holes between them")
+        expected = info.end
+    if size < expected:
+        raise WeightsError(f"{label} is cut: {size} bytes, its header says {expected}")
+    if size > expected:
+        raise WeightsError(f"{label} has {size} bytes, its header says {expected}")
+
+
+def list_tensors(folder: Path, faults: list[str], *, label: str = "") -> dict[str, TensorInfo]:
+    """List the tensors of one folder, in one file or in shards with an index.
+
+    Args:
+        folder: holds ``model.safetensors``, or an index and its shards.
+        faults: everything that is wrong is appended here, so that a caller can report all
+            faults of all folders at once.
+        label: how the folder is called in a fault, such as ``llm/``.
+
+    Returns:
+        Tensor name to place. Incomplete when faults were added.
+    """
+    single, index = folder / SINGLE_FILE, folder / INDEX_FILE
+    if single.is_file():
+        return _header_or_fault(single, faults, label + SINGLE_FILE)
+    if index.is_file():
+        return _sharded(folder, faults, label)
+    faults.append(_why_no_weights(folder, label))
+    return {}
+
+
+def _header_or_fault(path: Path, faults: list[str], label: str) -> dict[str, TensorInfo]:
+    try:
+        return read_header(path, label=label)
+    except WeightsError as error:
+        faults.append(error.message)
+        return {}
+
+
+def _sharded(folder: Path, faults: list[str], label: str) -> dict[str, TensorInfo]:
+    try:
+        weight_map = read_json(folder / INDEX_FILE, label=label + INDEX_FILE).get("weight_map")
+    except WeightsError as error:
+        faults.append(error.message)
+        return {}
+    if not isinstance(weight_map, dict) or not weight_map:
+        faults.append(f"{label}{INDEX_FILE} has no weight_map")
+        return {}
+    keys_of: dict[Any, list[str]] = {}
+    for key, shard in weight_map.items():
+        if not is_plain_name(shard):
+            faults.append(
+                f"{label}{INDEX_FILE} points outside of its folder ({str(shard)[:80]!r}): refused"
+            )
+            return {}
+        keys_of.setdefault(shard, []).append(key)
+    tensors: dict[str, TensorInfo] = {}
+    for shard, keys in sorted(keys_of.items()):
+        if not shard.endswith(".safetensors"):
+            faults.append(f"{label}{INDEX_FILE} names {shard}: only safetensors files are read")
+        elif not (folder / shard).is_file():
+            faults.append(_missing_file(folder, shard, label))
+        else:
+            header = _header_or_fault(folder / shard, faults, label + shard)
+            absent = [key for key in keys if key not in header]
+            if header and absent:
+                faults.append(f"{label}{shard} lacks {name_some(absent)}, which the index promises")
+            tensors |= {key: header[key] for key in keys if key in header}
+    return tensors
+
+
+def _missing_file(folder: Path, name: str, label: str) -> str:
+    stopped = (folder / f"{name}.incomplete").exists()
+    rest = " (a stopped download left an .incomplete file)" if stopped else ""
+    return f"{label}{name} is missing{rest}"
+
+
+def _why_no_weights(folder: Path, label: str) -> str:
+    names = sorted(path.name for path in folder.iterdir()) if folder.is_dir() else []
+    pickles = [name for name in names if Path(name).suffix in PICKLE_SUFFIXES]
+    if pickles:
+        return (
+            f"{label}{pickles[0]} is a pickle, which can run code and is not read: "
+            f"{label}{SINGLE_FILE} is needed"
+        )
+    if any(name.endswith(".safetensors") for name in names):
+        return f"{label}{INDEX_FILE} is missing, which says what the shards hold"
+    return _missing_file(folder, SINGLE_FILE, label)
+
+
+def name_some(names: list[str]) -> str:
+    """The first few names and how many more there are."""
+    more = len(names) - _NAMED_AT_MOST
+    return ", ".join(names[:_NAMED_AT_MOST]) + (f" and {more} more" if more > 0 else "")
