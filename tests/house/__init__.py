@@ -1,0 +1,1 @@
+"""Tests that hold the house itself: sizes, packaging, layers, docs, options."""
