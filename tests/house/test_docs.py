@@ -1,0 +1,118 @@
+"""Docs that cannot drift: they are generated, or compared with what they speak of."""
+
+import re
+from pathlib import Path
+
+import pytest
+
+from tests.house.reference import GENERATED
+from tests.house.repo import ROOT, project_files, read
+
+TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".cfg", ".css", ""}
+# A place on somebody's machine, or a package index that others reach by another name.
+LOCAL = re.compile(
+    r"(?<![\w.-])/(?:work|root|home|Users)/[\w.]|(?<![\w/-])share[d]/"
+    r"|py[p]i\.org|pythonhosted|registry\.npm[j]s|deb\.debian"
+)
+
+
+def section(text: str, heading: str) -> str:
+    """The part of a Markdown text under a heading of the second level."""
+    match = re.search(rf"^## {heading}\n(.*?)(?=^## |\Z)", text, re.MULTILINE | re.DOTALL)
+    assert match, f"no section {heading}"
+    return match.group(1)
+
+
+def fenced(text: str, language: str) -> list[str]:
+    return re.findall(rf"^```{language}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
+
+
+@pytest.mark.parametrize("name", GENERATED)
+def test_generated_pages_are_up_to_date(name: str):
+    assert read(name) == GENERATED[name](), "run python -m tests.house.reference --write"
+
+
+def test_the_readme_has_exactly_two_set_up_commands():
+    commands = fenced(section(read("README.md"), "Set up"), "sh")
+    assert [command.count("\n") for command in commands] == [1, 1]
+    assert "pip install . && apollo ask examples/toybox.mp4" in commands[0]
+    assert commands[1].rstrip().endswith('pip install -e ".[dev]" && pytest')
+
+
+def tree_entries() -> dict[Path, bool]:
+    """Paths in the README's file tree, each with whether it is a folder."""
+    (block,) = fenced(section(read("README.md"), "Files"), "text")
+    entries: dict[Path, bool] = {}
+    parents: list[str] = []
+    for line in block.splitlines():
+        name, *words = line.split()
+        depth = (len(line) - len(line.lstrip())) // 4
+        assert words, f"{name} has no description"
+        parents = [*parents[:depth], name.rstrip("/")]
+        entries[Path(*parents)] = name.endswith("/")
+    return entries
+
+
+def test_the_file_tree_of_the_readme_equals_the_disk():
+    entries = tree_entries()
+    for path, is_folder in entries.items():
+        assert (ROOT / path).is_dir() is is_folder, path
+    opened = {path.parent for path in entries}
+    uncovered = [
+        str(path)
+        for path in project_files()
+        if path not in entries
+        and not any(parent in entries and parent not in opened for parent in path.parents)
+    ]
+    assert uncovered == []
+
+
+def text_files() -> list[Path]:
+    return [
+        path
+        for path in project_files()
+        if path.suffix in TEXT_SUFFIXES and (ROOT / path).is_file() and path.name != ".gitignore"
+    ]
+
+
+def test_no_text_names_a_place_on_somebodys_machine_or_a_package_index():
+    named = [
+        f"{path}:{number}"
+        for path in text_files()
+        for number, line in enumerate(read(str(path)).splitlines(), start=1)
+        if LOCAL.search(line)
+    ]
+    assert named == []
+
+
+@pytest.mark.parametrize(
+    ("line", "local"),
+    [
+        ("open('/" + "home/ann/x.mp4')", True),
+        ("see share" + "d/notes.md", True),
+        (".github/workflows/ci.yml", False),
+        ("a shared prefix / a root", False),
+    ],
+)
+def test_the_search_for_local_places_finds_them(line: str, local: bool):
+    assert bool(LOCAL.search(line)) is local
+
+
+def test_links_between_the_docs_lead_somewhere():
+    broken = []
+    for path in (path for path in project_files() if path.suffix == ".md"):
+        for target in re.findall(r"\]\(([^)#\s]+)[^)]*\)", read(str(path))):
+            if "://" not in target and not (ROOT / path.parent / target).exists():
+                broken.append(f"{path}: {target}")
+    assert broken == []
+
+
+def test_the_changelog_has_a_place_for_what_is_not_released_yet():
+    assert "## Unreleased" in read("CHANGELOG.md")
+
+
+def test_the_licence_is_apache_2():
+    text = read("LICENSE")
+    assert "Apache License" in text
+    assert "Version 2.0, January 2004" in text
+    assert 'license = "Apache-2.0"' in read("pyproject.toml")

@@ -1,0 +1,73 @@
+"""The command line: what it costs to start, and that its options only grow by decision."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+from tests.house.reference import command_tree, options
+from tests.house.repo import ROOT, read
+
+HEAVY = {"torch", "transformers", "torchvision", "gradio", "bitsandbytes", "peft", "accelerate"}
+MODULES_AFTER = """
+import json, sys
+from apollo_cli.cli import main
+sys.argv = ["apollo", *sys.argv[1:]]
+try:
+    code = main()
+except SystemExit as stop:
+    code = stop.code
+print(json.dumps([code or 0, sorted({name.split(".")[0] for name in sys.modules})]))
+"""
+
+
+def modules_after(*arguments: str) -> set[str]:
+    """Top-level modules in memory once a command has run, which it must do without error."""
+    command = [sys.executable, "-c", MODULES_AFTER, *arguments]
+    run = subprocess.run(command, cwd=ROOT, capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    code, modules = json.loads(run.stdout.splitlines()[-1])
+    assert code == 0, run.stderr
+    return set(modules)
+
+
+@pytest.mark.parametrize("arguments", [["--help"], ["--version"], ["models", "list"]])
+def test_light_commands_load_no_heavy_library(arguments: list[str]):
+    assert modules_after(*arguments) & HEAVY == set()
+
+
+def test_the_help_page_of_the_group_loads_no_library_that_reads_or_downloads():
+    light_only = HEAVY | {"av", "numpy", "PIL", "huggingface_hub", "safetensors", "tokenizers"}
+    assert modules_after("--help") & light_only == set()
+
+
+def test_every_help_page_loads_no_heavy_library():
+    code = (
+        "import json, sys\n"
+        "from tests.house.reference import cli_pages\n"
+        "cli_pages()\n"
+        "print(json.dumps(sorted({name.split('.')[0] for name in sys.modules})))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert set(json.loads(run.stdout)) & HEAVY == set()
+
+
+def test_the_options_are_the_frozen_ones():
+    assert options() == read("tests/house/options.txt"), (
+        "an option came, went or changed its name: if that is meant, run "
+        "python -m tests.house.reference --write and tell it in CHANGELOG.md"
+    )
+
+
+def test_every_command_and_option_has_help():
+    silent = []
+    for path, context in command_tree():
+        if not context.command.help:
+            silent.append(path)
+        for parameter in context.command.get_params(context):
+            if parameter.param_type_name == "option" and not getattr(parameter, "help", None):
+                silent.append(f"{path} {parameter.opts[0]}")
+    assert silent == []
