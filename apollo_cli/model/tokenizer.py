@@ -1,0 +1,110 @@
+"""The tokenizer of a checkpoint, from its own files, without torch and transformers.
+
+Released checkpoints carry the slow Qwen2 files (vocab.json, merges.txt) and sometimes
+tokenizer.json. Both forms give the same ids as the original's tokenizer.
+"""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from pathlib import Path
+
+from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
+
+from apollo_cli.errors import WeightsError
+
+# Qwen2's rule for cutting text before byte-pair merging: digits one by one.
+QWEN2_SPLIT = (
+    r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
+    r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
+)
+
+
+class TextTokenizer:
+    """Text to ids and back; special tokens such as ``<|im_end|>`` are recognised in text."""
+
+    def __init__(self, backend: Tokenizer) -> None:
+        self.backend = backend
+
+    def __len__(self) -> int:
+        return self.backend.get_vocab_size(with_added_tokens=True)
+
+    def encode(self, text: str) -> list[int]:
+        """Encode one piece of text; nothing is added before or after."""
+        return self.backend.encode(text, add_special_tokens=False).ids
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode pieces of text, each on its own."""
+        batch = self.backend.encode_batch(list(texts), add_special_tokens=False)
+        return [encoding.ids for encoding in batch]
+
+    def decode(self, ids: Sequence[int]) -> str:
+        """Decode ids to text; special tokens are left out."""
+        return self.backend.decode(list(ids), skip_special_tokens=True)
+
+    def token_id(self, token: str) -> int | None:
+        """The id of one token, or None."""
+        return self.backend.token_to_id(token)
+
+
+def load_tokenizer(folder: Path) -> TextTokenizer:
+    """Load the tokenizer of ``llm/`` from tokenizer.json, else from the slow Qwen2 files.
+
+    Raises:
+        WeightsError: files are missing, damaged, or number their special tokens otherwise.
+    """
+    fast = folder / "tokenizer.json"
+    try:
+        if fast.is_file():
+            return TextTokenizer(Tokenizer.from_str(fast.read_text("utf-8")))
+        return TextTokenizer(_load_slow(folder))
+    except FileNotFoundError as error:
+        raise WeightsError(
+            f"{folder}: no tokenizer ({Path(error.filename).name} is missing)",
+            "needed are tokenizer.json, or vocab.json and merges.txt",
+            "fetch the checkpoint again",
+        ) from error
+    # The tokenizers library raises bare Exception for files it cannot parse.
+    except (ValueError, KeyError, TypeError, Exception) as error:
+        if isinstance(error, WeightsError):
+            raise
+        raise WeightsError(
+            f"{folder}: tokenizer files cannot be read ({error})",
+            next_step="fetch the checkpoint again",
+        ) from error
+
+
+def _load_slow(folder: Path) -> Tokenizer:
+    vocab: dict[str, int] = json.loads((folder / "vocab.json").read_text("utf-8"))
+    lines = (folder / "merges.txt").read_text("utf-8").splitlines()
+    pairs = [line.split() for line in lines if line and not line.startswith("#version")]
+    merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    tokenizer.normalizer = normalizers.NFC()
+    tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
+        [
+            pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated"),
+            pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False),
+        ]
+    )
+    tokenizer.decoder = decoders.ByteLevel()
+    added = _added_tokens(folder)
+    for token, wanted in sorted(added.items(), key=lambda item: item[1]):
+        tokenizer.add_special_tokens([AddedToken(token, normalized=False, special=True)])
+        if tokenizer.token_to_id(token) != wanted:
+            raise WeightsError(
+                f"{folder}: special token {token} should have id {wanted}",
+                f"the vocabulary gives it {tokenizer.token_to_id(token)}",
+            )
+    return tokenizer
+
+
+def _added_tokens(folder: Path) -> dict[str, int]:
+    """Special tokens and their ids, from whichever file has them."""
+    listed = folder / "added_tokens.json"
+    if listed.is_file():
+        return json.loads(listed.read_text("utf-8"))
+    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
+    table: dict[str, dict[str, str]] = config.get("added_tokens_decoder", {})
+    return {entry["content"]: int(index) for index, entry in table.items()}
