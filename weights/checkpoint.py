@@ -174,11 +174,10 @@ class _Reader:
     def _encoder_names(self, tower: dict[str, Any]) -> tuple[str, ...]:
         where = f"{TOWER}/config.json"
         names = tower.get("vision_towers")
+        if TOWER in self.absent or not tower:
+            return ()
         if names is None:
-            folder = self.root / TOWER
-            found = (
-                sorted(p.name for p in folder.iterdir() if p.is_dir()) if folder.is_dir() else []
-            )
+            found = sorted(p.name for p in (self.root / TOWER).iterdir() if p.is_dir())
             if len(found) == 1:
                 return tuple(found)
             self.faults.append(

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
@@ -11,6 +13,20 @@ from apollo_cli.errors import WeightsError
 JSON_LIMIT_BYTES = 32 * 1024 * 1024
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
 _LFS_START = b"version https://git-lfs"
+
+
+def apollo_home() -> Path:
+    """Where this program keeps its own records: ``APOLLO_HOME``, or the user's data folder."""
+    chosen = os.environ.get("APOLLO_HOME")
+    if chosen:
+        return Path(chosen).expanduser().absolute()
+    if sys.platform == "win32":
+        base = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
+    elif sys.platform == "darwin":
+        base = Path("~/Library/Application Support")
+    else:
+        base = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
+    return base.expanduser() / "apollo"
 
 
 def is_lfs_pointer(start: bytes) -> bool:
