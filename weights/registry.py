@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import re
 import tomllib
 from dataclasses import dataclass
@@ -107,15 +108,14 @@ def resolve(name_or_path: str | Path) -> ModelSource:
     entry = known_models().get(bare.lower())
     if entry is not None and not isinstance(name_or_path, Path):
         return _from_entry(entry, revision if at else None)
-    if _is_folder(text):
-        folder = Path(text).expanduser().absolute()
-        return ModelSource("folder", name=text, folder=folder)
+    place = os.path.expanduser(text)
+    if os.path.isdir(place):
+        return ModelSource("folder", name=text, folder=Path(place).absolute())
     for prefix in _WEB_PREFIXES:
         bare = bare.removeprefix(prefix)
-    if not _looks_like_path(text) and _REPOSITORY.fullmatch(bare) and not Path(text).exists():
-        return ModelSource(
-            "hub", name=text, repository=bare, revision=checked_revision(revision if at else None)
-        )
+    if not _looks_like_path(text) and _REPOSITORY.fullmatch(bare) and not os.path.exists(place):
+        wanted = checked_revision(revision if at else None)
+        return ModelSource("hub", name=bare, repository=bare, revision=wanted)
     raise _unknown(text)
 
 
@@ -146,13 +146,6 @@ def _from_entry(entry: ModelEntry, revision: str | None) -> ModelSource:
     )
 
 
-def _is_folder(text: str) -> bool:
-    try:
-        return bool(text) and Path(text).expanduser().is_dir()
-    except (OSError, ValueError, RuntimeError):
-        return False
-
-
 def _looks_like_path(text: str) -> bool:
     return text.startswith((".", "~", "/")) or "\\" in text or text.endswith("/")
 
@@ -162,7 +155,7 @@ def _unknown(text: str) -> WeightsError:
     near = get_close_matches(text.lower(), names, n=2, cutoff=0.6)
     shown = repr(text[:120])
     if _looks_like_path(text):
-        what = "is not a folder" if Path(text).expanduser().exists() else "does not exist"
+        what = "is not a folder" if os.path.exists(os.path.expanduser(text)) else "does not exist"
         received = f"the model folder {shown} {what}"
     else:
         received = f"unknown model {shown}"
