@@ -1,0 +1,187 @@
+"""Which moments of a video are looked at: pure arithmetic on durations, before any decoding.
+
+Source: the paper, section 3, and the released code's sampler. Frames are chosen by time. Where
+the distance between samples is a whole number of the file's frames, the indices equal those of
+the original; elsewhere the original rounds the distance down and drifts, and ours follows time.
+"""
+
+from __future__ import annotations
+
+import math
+from dataclasses import dataclass
+
+import numpy as np
+
+from apollo_cli.config import SamplingOptions
+from apollo_cli.errors import MediaError, UsageError
+
+_EPSILON = 1e-6
+
+
+@dataclass(frozen=True)
+class ClipPlan:
+    """Clips of wanted times.
+
+    Attributes:
+        times: (clips, frames a clip), seconds, on the clock of the file.
+        clip_seconds: length of one clip.
+        start_seconds, end_seconds: the window that the clips are spread over.
+        wanted_clips: clips that would show every moment.
+    """
+
+    times: np.ndarray
+    clip_seconds: float
+    start_seconds: float
+    end_seconds: float
+    wanted_clips: int
+
+    def __len__(self) -> int:
+        return len(self.times)
+
+    @property
+    def spacing_seconds(self) -> float:
+        """Distance between the starts of neighbouring clips."""
+        if len(self) < 2:
+            return self.end_seconds - self.start_seconds
+        return float(self.times[-1, 0] - self.times[0, 0]) / (len(self) - 1)
+
+    @property
+    def seen_seconds(self) -> float:
+        """Seconds of the window that lie inside a clip."""
+        window = self.end_seconds - self.start_seconds
+        return min(window, len(self) * min(self.clip_seconds, window))
+
+    @property
+    def coverage(self) -> float:
+        """Share of the window that lies inside a clip."""
+        window = self.end_seconds - self.start_seconds
+        return self.seen_seconds / window if window > 0 else 1.0
+
+    def describe(self) -> str:
+        """Say in words what is looked at and what is not."""
+        count = f"{len(self)} clip{'s' if len(self) != 1 else ''}"
+        if len(self) >= self.wanted_clips:
+            return f"{count}, every moment seen"
+        return (
+            f"{count}, {self.clip_seconds:.1f} s seen of every {self.spacing_seconds:.1f} s "
+            f"({self.coverage:.0%})"
+        )
+
+
+@dataclass(frozen=True)
+class FrameGrid:
+    """The frames of a file with a constant rate: their times and how many there are a second."""
+
+    times: np.ndarray
+    fps: float
+
+
+def resolve_window(duration_seconds: float, options: SamplingOptions) -> tuple[float, float]:
+    """The window to look at, inside the video.
+
+    Raises:
+        UsageError: the window starts behind the end of the video.
+    """
+    start = options.start_seconds
+    end = duration_seconds if options.end_seconds is None else options.end_seconds
+    if start >= duration_seconds and start > 0:
+        raise UsageError(f"--from {start:g} s", f"the video ends at {duration_seconds:.1f} s")
+    return start, min(end, duration_seconds)
+
+
+def count_wanted_clips(
+    window_seconds: float, clip_seconds: float, frames_per_clip: int, options: SamplingOptions
+) -> int:
+    """Clips that the options ask for when no budget limits them."""
+    if options.mode == "uniform" and options.frames is not None:
+        wanted = math.ceil(options.frames / frames_per_clip)
+    else:
+        length = frames_per_clip / options.fps if options.fps else clip_seconds
+        wanted = max(1, math.ceil(window_seconds / length - _EPSILON))
+    return min(wanted, options.max_clips or wanted)
+
+
+def plan_clips(
+    duration_seconds: float,
+    *,
+    clip_seconds: float,
+    frames_per_clip: int,
+    limit: int,
+    options: SamplingOptions,
+    grid: FrameGrid | None = None,
+) -> ClipPlan:
+    """Spread at most ``limit`` clips over a video.
+
+    Clips lie side by side while they all fit; past the limit they are spaced out evenly, each in
+    the middle of its share. The frames inside a clip keep their rate.
+
+    Args:
+        duration_seconds: length of the video.
+        clip_seconds: length of a clip at the rate the checkpoint was trained with.
+        frames_per_clip: frames in a clip.
+        limit: most clips that the token budget holds.
+        options: rate, window, uniform sampling, and what short videos do.
+        grid: the frames, where the rate is constant.
+
+    Raises:
+        UsageError: the window lies outside the video.
+        MediaError: the video is shorter than a clip and ``options.short`` is ``error``.
+    """
+    start, end = resolve_window(duration_seconds, options)
+    window = end - start
+    wanted = count_wanted_clips(window, clip_seconds, frames_per_clip, options)
+    count = max(1, min(wanted, limit))
+    if options.mode == "uniform":
+        frames = count * frames_per_clip
+        times = start + (np.arange(frames) + 0.5) * window / frames
+        span = window * frames_per_clip / frames
+        return ClipPlan(times.reshape(count, frames_per_clip), span, start, end, count)
+    length = frames_per_clip / options.fps if options.fps else float(clip_seconds)
+    if window < length - _EPSILON and options.short != "repeat":
+        if options.short == "error":
+            raise MediaError(
+                f"the video (or window) lasts {window:.2f} s",
+                f"one clip is {length:g} s",
+                "use --short repeat or --short stretch",
+            )
+        times = start + np.arange(frames_per_clip) * window / frames_per_clip
+        return ClipPlan(times[None], length, start, end, wanted)
+    times = _on_grid(
+        grid, (start, end), step=length / frames_per_clip, per_clip=frames_per_clip, count=count
+    )
+    if times is None:
+        starts = _spread(window, length, count, whole=False)
+        inside = np.arange(frames_per_clip) * (length / frames_per_clip)
+        # A window never shows what lies behind its end; the last moment inside stands in.
+        last = max(start, end - _EPSILON)
+        times = np.minimum(start + starts[:, None] + inside, last)
+    return ClipPlan(times, length, start, end, wanted)
+
+
+def _on_grid(
+    grid: FrameGrid | None, window: tuple[float, float], *, step: float, per_clip: int, count: int
+) -> np.ndarray | None:
+    """Times of whole frames, where the distance between samples is a whole number of them."""
+    if grid is None:
+        return None
+    frames = grid.fps * step
+    if frames < 1 - _EPSILON or abs(frames - round(frames)) > _EPSILON * frames:
+        return None
+    first, stop = np.searchsorted(grid.times, np.asarray(window) - _EPSILON)
+    available = int(max(1, stop - first))
+    starts = _spread(available, round(frames) * per_clip, count, whole=True)
+    indices = starts[:, None] + np.arange(per_clip) * round(frames)
+    indices = np.minimum(indices, available - 1) + min(int(first), len(grid.times) - 1)
+    return grid.times[indices]
+
+
+def _spread(length: float, clip: float, count: int, *, whole: bool) -> np.ndarray:
+    """Starts of ``count`` clips in ``length``, in whole steps or not."""
+    share = length // count if whole else length / count
+    number = np.arange(count)
+    if share > clip:
+        margin = (share - clip) // 2 if whole else (share - clip) / 2
+        return number * share + margin
+    gaps = max(1, count - 1)
+    room = max(0, length - clip)
+    return number * (room // gaps if whole else room / gaps)
