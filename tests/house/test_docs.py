@@ -12,7 +12,7 @@ TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".cfg"
 # A place on somebody's machine, or a package index that others reach by another name.
 LOCAL = re.compile(
     r"(?<![\w.-])/(?:work|root|home|Users)/[\w.]|(?<![\w/-])share[d]/"
-    r"|py[p]i\.org|pythonhosted|registry\.npm[j]s|deb\.debian"
+    r"|py[p]i\.org|pythonh[o]sted|registry\.npm[j]s|deb\.debian"
 )
 
 
