@@ -1,0 +1,275 @@
+"""Fetch a checkpoint from a hub repository: ask first, resume, check, record."""
+
+from __future__ import annotations
+
+import hashlib
+import shutil
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from apollo_cli.errors import WeightsError
+from apollo_cli.weights.checkpoint import CONNECTOR, LLM, TOWER, read_checkpoint
+from apollo_cli.weights.files import PICKLE_SUFFIXES, apollo_home, is_plain_name
+from apollo_cli.weights.manifests import FileRecord, Manifest, hash_file, write_manifest
+from apollo_cli.weights.registry import ModelSource, checked_revision
+from apollo_cli.weights.transfer import Hub, RemoteFile, clear_errors, fetch_file
+
+if TYPE_CHECKING:
+    from huggingface_hub.hf_api import ModelInfo
+
+ALLOWED_SUFFIXES = frozenset({".json", ".txt", ".safetensors"})
+SPARE_BYTES = 200_000_000
+
+
+@dataclass(frozen=True)
+class PullPlan:
+    """What a pull would do, to be shown before it is done.
+
+    Attributes:
+        source: what was asked for.
+        repository: ``owner/name``.
+        revision: branch, tag or commit.
+        commit: what the revision is now.
+        files: all files that are needed.
+        missing: those that are not in the cache yet.
+        licence: label of the repository; empty when it has none.
+        licence_link: where the label points; may be empty.
+        gated: whether its terms must be accepted on its page first.
+        cache_dir: cache of huggingface-hub.
+        free_bytes: free on that disk.
+    """
+
+    source: ModelSource
+    repository: str
+    revision: str
+    commit: str
+    files: tuple[RemoteFile, ...]
+    missing: tuple[RemoteFile, ...]
+    licence: str
+    licence_link: str
+    gated: bool
+    cache_dir: Path
+    free_bytes: int
+
+    @property
+    def total_bytes(self) -> int:
+        """Bytes of all needed files."""
+        return sum(file.size_bytes for file in self.files)
+
+    @property
+    def missing_bytes(self) -> int:
+        """Bytes to download."""
+        return sum(file.size_bytes for file in self.missing)
+
+
+def fetch_model(
+    source: ModelSource,
+    *,
+    confirm: Callable[[PullPlan], bool],
+    on_status: Callable[[str], None] = lambda text: None,
+    revision: str | None = None,
+    token: str | None = None,
+    offline: bool | None = None,
+    cache_dir: Path | None = None,
+    endpoint: str | None = None,
+) -> Manifest | None:
+    """Download what is missing of a checkpoint, check every file and record it.
+
+    Only ``.json``, ``.txt`` and ``.safetensors`` files of the released layout are fetched. A
+    large file that was stopped is continued where it ended.
+
+    Args:
+        source: a hub source.
+        confirm: is shown the plan, with size and licence, before anything is downloaded.
+        on_status: is told each step in a few words.
+        revision: wins over the one of the source.
+        token: None takes HF_TOKEN or the saved login.
+        offline: None takes HF_HUB_OFFLINE.
+        cache_dir: None takes HF_HUB_CACHE or HF_HOME.
+        endpoint: None takes HF_ENDPOINT.
+
+    Returns:
+        The manifest; None when `confirm` said no.
+
+    Raises:
+        WeightsError: no network, offline mode, no such repository or revision, closed to this
+            user, not the released layout, disk full, or a file that does not hash as promised.
+    """
+    from huggingface_hub import constants
+
+    if source.repository is None:
+        raise WeightsError(
+            f"{source.name} is on this machine already", "only a hub model is pulled"
+        )
+    if constants.HF_HUB_OFFLINE if offline is None else offline:
+        raise WeightsError(
+            f"cannot pull {source.repository}: offline mode is on",
+            "",
+            "unset HF_HUB_OFFLINE, or give the folder of a checkpoint instead",
+        )
+    cache = (cache_dir or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
+    hub = Hub(source.repository, endpoint, token, cache)
+    wanted = checked_revision(revision) or source.revision or "main"
+    plan = _plan(hub, source, wanted)
+    if plan.missing_bytes + SPARE_BYTES > plan.free_bytes:
+        raise WeightsError(
+            f"{plan.repository} needs {plan.missing_bytes / 1e9:.2f} GB more, and the disk of "
+            f"{cache} has {plan.free_bytes / 1e9:.2f} GB free",
+            "",
+            "free some space, or set HF_HOME to a folder on another disk",
+        )
+    if not confirm(plan):
+        return None
+    with _one_at_a_time(hub), clear_errors(hub, wanted):
+        root = _download(hub, plan, on_status)
+    on_status("checking the files")
+    manifest = _checked_manifest(plan, root)
+    write_manifest(manifest)
+    return manifest
+
+
+def _plan(hub: Hub, source: ModelSource, revision: str) -> PullPlan:
+    from huggingface_hub import HfApi, try_to_load_from_cache
+
+    with clear_errors(hub, revision):
+        api = HfApi(endpoint=hub.endpoint, token=hub.token)
+        try:
+            info = api.model_info(hub.repository, revision=revision, files_metadata=True)
+        except (ValueError, KeyError, TypeError, AttributeError) as error:
+            raise WeightsError(
+                f"{api.endpoint} did not answer as a model hub ({type(error).__name__})",
+                "",
+                "check HF_ENDPOINT and the proxy settings",
+            ) from None
+    files = _needed_files(hub.repository, info)
+    commit = str(info.sha)
+    missing = [
+        file
+        for file in files
+        if not isinstance(
+            try_to_load_from_cache(hub.repository, file.name, hub.cache_dir, commit), str
+        )
+    ]
+    card: Any = info.card_data or {}
+    label, name = card.get("license") or "", card.get("license_name")
+    return PullPlan(
+        source=source,
+        repository=hub.repository,
+        revision=revision,
+        commit=commit,
+        files=files,
+        missing=tuple(missing),
+        licence=f"{label} ({name})" if label and name else str(label),
+        licence_link=str(card.get("license_link") or ""),
+        gated=bool(info.gated),
+        cache_dir=hub.cache_dir,
+        free_bytes=_free_bytes(hub.cache_dir),
+    )
+
+
+def _needed_files(repository: str, info: ModelInfo) -> tuple[RemoteFile, ...]:
+    siblings = info.siblings or []
+    names = [sibling.rfilename for sibling in siblings]
+    parts = {LLM, TOWER, CONNECTOR}
+    files = []
+    for sibling in siblings:
+        pieces = sibling.rfilename.split("/")
+        in_layout = sibling.rfilename == "config.json" or (len(pieces) > 1 and pieces[0] in parts)
+        if not in_layout or Path(pieces[-1]).suffix not in ALLOWED_SUFFIXES:
+            continue
+        if not all(map(is_plain_name, pieces)):
+            raise WeightsError(f"{repository} names a file {sibling.rfilename!r}: refused")
+        lfs = sibling.lfs
+        files.append(
+            RemoteFile(
+                name=sibling.rfilename,
+                size_bytes=(lfs.size if lfs else sibling.size) or 0,
+                sha256=lfs.sha256 if lfs else None,
+                blob_id=None if lfs else sibling.blob_id,
+            )
+        )
+    weights = {f.name.split("/")[0] for f in files if f.name.endswith(".safetensors")}
+    lacking = sorted(parts - weights) + ([] if "config.json" in names else ["config.json"])
+    if lacking:
+        pickled = any(Path(name).suffix in PICKLE_SUFFIXES for name in names)
+        raise WeightsError(
+            f"{repository} has no {', '.join(lacking)}",
+            "the released layout is needed: config.json, and safetensors in llm/, vision_tower/ "
+            "and mm_connector/" + (" (pickle files can run code and are not read)" * pickled),
+        )
+    return tuple(sorted(files, key=lambda file: (file.size_bytes, file.name)))
+
+
+def _free_bytes(folder: Path) -> int:
+    while not folder.exists() and folder != folder.parent:
+        folder = folder.parent
+    return shutil.disk_usage(folder).free
+
+
+@contextmanager
+def _one_at_a_time(hub: Hub) -> Iterator[None]:
+    from filelock import FileLock, Timeout
+
+    folder = apollo_home() / "models"
+    folder.mkdir(parents=True, exist_ok=True)
+    lock = FileLock(folder / f".{hub.repository.replace('/', '--')}.lock", timeout=0)
+    try:
+        with lock:
+            yield
+    except Timeout:
+        raise WeightsError(
+            f"another pull of {hub.repository} is running", "", "wait for it to end"
+        ) from None
+
+
+def _download(hub: Hub, plan: PullPlan, on_status: Callable[[str], None]) -> Path:
+    missing = set(plan.missing)
+    root = hub.cache_dir
+    for number, file in enumerate(plan.files, start=1):
+        if file in missing:
+            on_status(f"{number}/{len(plan.files)} {file.name}")
+        place = fetch_file(hub, plan.commit, file)
+        root = place.parents[file.name.count("/")]
+    return root
+
+
+def _checked_manifest(plan: PullPlan, root: Path) -> Manifest:
+    records = {}
+    for file in plan.files:
+        path = root / file.name
+        record = hash_file(path)
+        if not _is_as_promised(path, record, file):
+            path.resolve().unlink(missing_ok=True)
+            path.unlink(missing_ok=True)
+            raise WeightsError(
+                f"{file.name} of {plan.repository} arrived damaged: its sha256 is {record.sha256}"
+                + (f", not {file.sha256}" if file.sha256 else ""),
+                "",
+                "it was removed; pull again",
+            )
+        records[file.name] = record
+    read_checkpoint(root)
+    return Manifest(
+        repository=plan.repository,
+        revision=plan.revision,
+        commit=plan.commit,
+        licence=plan.licence,
+        fetched_at=datetime.now(UTC).isoformat(timespec="microseconds"),
+        folder=root,
+        files=records,
+    )
+
+
+def _is_as_promised(path: Path, record: FileRecord, file: RemoteFile) -> bool:
+    if record.size_bytes != file.size_bytes:
+        return False
+    if file.sha256 is not None:
+        return record.sha256 == file.sha256
+    if file.blob_id is None:
+        return True
+    head = f"blob {record.size_bytes}\0".encode()
+    return hashlib.sha1(head + path.read_bytes(), usedforsecurity=False).hexdigest() == file.blob_id
