@@ -101,18 +101,9 @@ def fetch_model(
     """
     from huggingface_hub import constants
 
-    if source.repository is None:
-        raise WeightsError(
-            f"{source.name} is on this machine already", "only a hub model is pulled"
-        )
-    if constants.HF_HUB_OFFLINE if offline is None else offline:
-        raise WeightsError(
-            f"cannot pull {source.repository}: offline mode is on",
-            "",
-            "unset HF_HUB_OFFLINE, or give the folder of a checkpoint instead",
-        )
+    repository = _fetchable(source, constants.HF_HUB_OFFLINE if offline is None else offline)
     cache = (cache_dir or Path(constants.HF_HUB_CACHE)).expanduser().absolute()
-    hub = Hub(source.repository, endpoint, token, cache)
+    hub = Hub(repository, endpoint, token, cache)
     wanted = checked_revision(revision) or source.revision or "main"
     plan = _plan(hub, source, wanted)
     if plan.missing_bytes + SPARE_BYTES > plan.free_bytes:
@@ -130,6 +121,18 @@ def fetch_model(
     manifest = _checked_manifest(plan, root)
     write_manifest(manifest)
     return manifest
+
+
+def _fetchable(source: ModelSource, offline: bool) -> str:
+    if source.repository is None:
+        raise WeightsError(f"{source.name} is on this machine already", "a hub model is pulled")
+    if offline:
+        raise WeightsError(
+            f"cannot pull {source.repository}: offline mode is on",
+            "",
+            "unset HF_HUB_OFFLINE, or give the folder of a checkpoint instead",
+        )
+    return source.repository
 
 
 def _plan(hub: Hub, source: ModelSource, revision: str) -> PullPlan:

@@ -1,0 +1,132 @@
+"""The command ``apollo``: a table of commands loaded when used, and errors to exit codes."""
+
+from __future__ import annotations
+
+import importlib
+import os
+import sys
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import click
+
+from apollo_cli._version import __version__
+from apollo_cli.errors import ApolloError
+
+INTERRUPTED = 130
+PIPE_CLOSED = 141
+
+
+@dataclass(frozen=True)
+class LazyCommand:
+    """Where a command lives, and its line on the help page of the group.
+
+    Attributes:
+        target: ``module:attribute``, imported when the command is used.
+        help: one line; a test holds it equal to the command's own.
+    """
+
+    target: str
+    help: str
+
+
+COMMANDS = {
+    "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
+    "models": LazyCommand(
+        "apollo_cli.commands.models:models", "List, fetch, inspect, verify and remove models."
+    ),
+    "doctor": LazyCommand(
+        "apollo_cli.commands.doctor:doctor", "Show what this machine can run, and what is missing."
+    ),
+}
+
+
+class LazyGroup(click.Group):
+    """A group whose help page costs no import of its commands."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        return list(COMMANDS)
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        row = COMMANDS.get(cmd_name)
+        if row is None:
+            return None
+        module, attribute = row.target.split(":")
+        return getattr(importlib.import_module(module), attribute)
+
+    def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+
+
+@click.group(
+    cls=LazyGroup,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog="Exit codes: 0 done, 2 usage, 3 video, 4 does not fit, 5 weights, 6 device, 7 data, "
+    "130 interrupted.",
+)
+@click.version_option(__version__, prog_name="apollo", message="%(prog)s %(version)s")
+@click.option("--debug", is_flag=True, help="Show the whole traceback of an error.")
+def cli(debug: bool) -> None:
+    """Ask questions of long local videos, on one machine.
+
+    Answers go to stdout, everything else to stderr.
+    """
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run the command line and return the exit code.
+
+    Args:
+        arguments: None takes those of the process.
+    """
+    arguments = list(sys.argv[1:] if arguments is None else arguments)
+    for stream in (sys.stdout, sys.stderr):
+        # A name that the terminal's encoding lacks must not become a crash.
+        if hasattr(stream, "reconfigure"):
+            stream.reconfigure(errors="backslashreplace")
+    try:
+        code = _run(arguments)
+        sys.stdout.flush()
+    except BrokenPipeError:
+        # The reader left, as head does. Python would complain at exit when it flushes.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        return PIPE_CLOSED
+    return code
+
+
+def _run(arguments: list[str]) -> int:
+    debug = "--debug" in arguments[: _first_command(arguments)]
+    try:
+        with cli.make_context("apollo", arguments) as context:
+            cli.invoke(context)
+        return 0
+    except click.exceptions.Exit as stop:
+        return stop.exit_code
+    except click.ClickException as error:
+        error.show()
+        return error.exit_code
+    except ApolloError as error:
+        _show(error.message, debug)
+        return error.exit_code
+    except (KeyboardInterrupt, click.Abort):
+        click.echo("interrupted", err=True)
+        return INTERRUPTED
+    except BrokenPipeError:
+        raise
+    except Exception as error:
+        what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+        _show(what if debug else f"{what}; run again with apollo --debug for the traceback", debug)
+        return 1
+
+
+def _first_command(arguments: list[str]) -> int:
+    return next((i for i, text in enumerate(arguments) if text in COMMANDS), len(arguments))
+
+
+def _show(message: str, debug: bool) -> None:
+    if debug:
+        import traceback
+
+        traceback.print_exc()
+    click.echo(f"error: {message}", err=True)
