@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib
+import io
 import os
 import sys
 from collections.abc import Sequence
@@ -15,6 +16,10 @@ from apollo_cli.errors import ApolloError
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+
+
+class PipeClosed(Exception):
+    """The reader of our output has left, as ``head`` does."""
 
 
 @dataclass(frozen=True)
@@ -45,9 +50,11 @@ class LazyGroup(click.Group):
     """A group whose help page costs no import of its commands."""
 
     def list_commands(self, ctx: click.Context) -> list[str]:
+        """The names in the order of the table."""
         return list(COMMANDS)
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        """Import one command."""
         row = COMMANDS.get(cmd_name)
         if row is None:
             return None
@@ -55,8 +62,16 @@ class LazyGroup(click.Group):
         return getattr(importlib.import_module(module), attribute)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        """Write the table, without importing what it names."""
         with formatter.section("Commands"):
             formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+
+    def invoke(self, ctx: click.Context) -> object:
+        """Run the command; a closed pipe passes click by, which would call it a failure."""
+        try:
+            return super().invoke(ctx)
+        except BrokenPipeError as error:
+            raise PipeClosed from error
 
 
 @click.group(
@@ -83,13 +98,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
     arguments = list(sys.argv[1:] if arguments is None else arguments)
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks must not become a crash.
-        if hasattr(stream, "reconfigure"):
+        if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
         code = _run(arguments)
         sys.stdout.flush()
-    except BrokenPipeError:
-        # The reader left, as head does. Python would complain at exit when it flushes.
+    except (PipeClosed, BrokenPipeError):
+        # Python would complain at exit, when it flushes what nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
     return code
@@ -98,11 +113,8 @@ def main(arguments: Sequence[str] | None = None) -> int:
 def _run(arguments: list[str]) -> int:
     debug = "--debug" in arguments[: _first_command(arguments)]
     try:
-        with cli.make_context("apollo", arguments) as context:
-            cli.invoke(context)
-        return 0
-    except click.exceptions.Exit as stop:
-        return stop.exit_code
+        # Of our commands none returns a value, so an integer is the code of an early exit.
+        code = cli.main(arguments, prog_name="apollo", standalone_mode=False)
     except click.ClickException as error:
         error.show()
         return error.exit_code
@@ -112,12 +124,13 @@ def _run(arguments: list[str]) -> int:
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
         return INTERRUPTED
-    except BrokenPipeError:
+    except PipeClosed:
         raise
-    except Exception as error:
+    except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
         what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
         _show(what if debug else f"{what}; run again with apollo --debug for the traceback", debug)
         return 1
+    return code if isinstance(code, int) else 0
 
 
 def _first_command(arguments: list[str]) -> int:

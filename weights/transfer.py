@@ -62,6 +62,13 @@ def fetch_file(hub: Hub, commit: str, file: RemoteFile) -> Path:
     return Path(place)
 
 
+def _network_error() -> type[Exception]:
+    """Base of all errors of the HTTP library, whichever one huggingface-hub is built on."""
+    from huggingface_hub.errors import HfHubHTTPError
+
+    return HfHubHTTPError.__mro__[1]
+
+
 def _continue_blob(hub: Hub, commit: str, file: RemoteFile) -> None:
     """Bring a large file into the cache, from where an earlier try ended.
 
@@ -69,7 +76,7 @@ def _continue_blob(hub: Hub, commit: str, file: RemoteFile) -> None:
     blob that is complete.
     """
     from huggingface_hub import get_hf_file_metadata, hf_hub_url
-    from huggingface_hub.errors import HfHubHTTPError, HTTPError
+    from huggingface_hub.errors import HfHubHTTPError
     from huggingface_hub.file_download import http_get, repo_folder_name
     from huggingface_hub.utils import build_hf_headers
 
@@ -103,7 +110,7 @@ def _continue_blob(hub: Hub, commit: str, file: RemoteFile) -> None:
             break
         except HfHubHTTPError:
             raise
-        except HTTPError:
+        except _network_error():
             if attempt + 1 == _ATTEMPTS or partial.stat().st_size == had:
                 raise
     partial.replace(blob)
@@ -142,7 +149,7 @@ def clear_errors(hub: Hub, revision: str) -> Iterator[None]:
             "",
             "check HF_TOKEN" if meaning else "try again later; a pull continues where it stopped",
         ) from None
-    except (errors.HTTPError, errors.LocalEntryNotFoundError, errors.FileMetadataError) as error:
+    except (_network_error(), errors.LocalEntryNotFoundError, errors.FileMetadataError) as error:
         reason = str(error.__cause__ or error) or type(error).__name__
         raise WeightsError(
             f"no connection to the hub for {name} ({reason[:200]})",

@@ -1,0 +1,56 @@
+"""How commands write: data on stdout, as a table, plain lines or JSON; the rest on stderr."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Sequence
+from typing import Any
+
+import click
+
+
+def say(text: str) -> None:
+    """Write a line for the person, on stderr."""
+    click.echo(text, err=True)
+
+
+def write_json(value: Any) -> None:
+    """Write data on stdout as JSON."""
+    click.echo(json.dumps(value, indent=2, ensure_ascii=False, default=str))
+
+
+def write_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
+    """Write rows on stdout: a table on a terminal, tab-separated lines elsewhere."""
+    if not sys.stdout.isatty():
+        for row in [headings, *rows]:
+            click.echo("\t".join(row))
+        return
+    from rich.box import SIMPLE_HEAD
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    for heading in headings:
+        table.add_column(heading, overflow="fold")
+    for row in rows:
+        table.add_row(*(Text(cell) for cell in row))
+    Console().print(table)
+
+
+def write_facts(facts: Sequence[tuple[str, str]]) -> None:
+    """Write names and values on stdout, one pair a line."""
+    width = max((len(name) for name, _ in facts), default=0)
+    for name, value in facts:
+        click.echo(f"{name.ljust(width)}  {value}")
+
+
+def format_bytes(count: int | None) -> str:
+    """A size as people read it, in decimal units; ``unknown`` for None."""
+    if count is None:
+        return "unknown"
+    for unit, scale in (("GB", 1e9), ("MB", 1e6), ("kB", 1e3)):
+        if count >= scale:
+            return f"{count / scale:.1f} {unit}"
+    return f"{count} bytes"
