@@ -1,0 +1,153 @@
+"""One open stream: packets with their numbers in, decoded pictures with the same numbers out."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import av
+import av.container
+import av.video.stream
+import numpy as np
+from av.error import EOFError as DecoderEmpty
+from av.error import FFmpegError
+from av.stream import Discard
+
+from apollo_cli.video.opening import open_container
+
+_UNNUMBERED = -1
+
+# How often the decoder may complain while it is emptied; each complaint is one broken picture.
+_MOST_COMPLAINTS = 64
+
+
+def silence_other_streams(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+) -> None:
+    """Let the demuxer drop what is not read, instead of fetching and sorting it in."""
+    for other in container.streams:
+        if other.index != stream.index:
+            other.discard = Discard.all
+
+
+class Feed:
+    """Reads packets of one stream in file order and decodes them.
+
+    Each packet carries its number in the file through the decoder in place of its time stamp.
+    So a picture is known for certain by the packet that it came from, also where time stamps are
+    missing, repeated, or start again.
+
+    Attributes:
+        number: of the packet that ``read`` returns next.
+        broken: numbers of the packets that the decoder has refused.
+    """
+
+    def __init__(self, path: Path, stream_index: int, threads: int = 1) -> None:
+        self._path = path
+        self._stream_index = stream_index
+        self._threads = threads
+        self.broken: set[int] = set()
+        self._open()
+
+    def _open(self) -> None:
+        self._container = open_container(self._path)
+        stream = self._container.streams[self._stream_index]
+        assert isinstance(stream, av.VideoStream)
+        self.stream = stream
+        silence_other_streams(self._container, stream)
+        stream.codec_context.thread_count = self._threads
+        if self._threads > 1:
+            stream.codec_context.thread_type = "FRAME"
+        self._packets = self._container.demux(stream)
+        self._held: av.Packet | None = None
+        self.number = 0
+
+    def close(self) -> None:
+        """Close the file."""
+        self._container.close()
+
+    def rewind(self) -> None:
+        """Start at packet 0 again, with a fresh demuxer: no seek to trust."""
+        self.close()
+        self._open()
+
+    def read(self) -> av.Packet | None:
+        """The next packet, None at the end or where the file can't be followed any further."""
+        if self._held is not None:
+            packet, self._held = self._held, None
+            self.number += 1
+            return packet
+        while True:
+            try:
+                packet = next(self._packets, None)
+            except FFmpegError:
+                return None
+            if packet is None or packet.size > 0:
+                self.number += packet is not None
+                return packet
+
+    def skip_to(self, number: int) -> None:
+        """Read packets without decoding, until ``number`` is next or the file ends."""
+        while self.number < number and self.read() is not None:
+            pass
+
+    def seek(self, number: int, ticks: int, pts: np.ndarray) -> bool:
+        """Jump to packet ``number`` or to one not far before it.
+
+        Args:
+            number: the packet wanted.
+            ticks: the time stamp to ask the demuxer for.
+            pts: (packets,) unique time stamps of all packets: where the jump landed is looked up
+                there, never assumed.
+
+        Returns:
+            Whether the landing is known and useful. If not, the position is lost: ``rewind``.
+        """
+        try:
+            self._container.seek(ticks, stream=self.stream, backward=True)
+            self._packets = self._container.demux(self.stream)
+            self._held = None
+            packet = self.read()
+        except FFmpegError:
+            return False
+        if packet is None or packet.pts is None:
+            return False
+        landed = np.flatnonzero(pts == packet.pts)
+        if len(landed) != 1 or landed[0] > number:
+            return False
+        self._held = packet
+        self.number = int(landed[0])
+        return True
+
+    def restart_decoder(self) -> None:
+        """Forget all pictures inside the decoder; the next packet must be a key packet."""
+        self.stream.codec_context.flush_buffers()
+
+    def decode(self, packet: av.Packet) -> list[tuple[int, av.VideoFrame]]:
+        """Decode the packet that ``read`` just returned; pictures come with packet numbers."""
+        number = self.number - 1
+        packet.pts, packet.dts = number, None
+        # The demuxer sets this at every splice, and it would be copied to pictures that are fine.
+        packet.is_corrupt = False
+        try:
+            return _numbered(self.stream.codec_context.decode(packet))
+        except FFmpegError:
+            self.broken.add(number)
+            return []
+
+    def drain(self) -> list[tuple[int, av.VideoFrame]]:
+        """Take out all pictures that are still inside the decoder, broken ones left out."""
+        pictures: list[tuple[int, av.VideoFrame]] = []
+        for _ in range(_MOST_COMPLAINTS):
+            try:
+                pictures += _numbered(self.stream.codec_context.decode(None))
+                break
+            except DecoderEmpty:
+                break
+            except FFmpegError:
+                continue
+        self.restart_decoder()
+        return pictures
+
+
+def _numbered(frames: list[av.VideoFrame]) -> list[tuple[int, av.VideoFrame]]:
+    return [(_UNNUMBERED if frame.pts is None else frame.pts, frame) for frame in frames]

@@ -1,0 +1,124 @@
+"""What is odd about a file, in one short sentence each."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+
+import av
+import av.container
+import av.video.stream
+import numpy as np
+
+from apollo_cli.video.packets import PacketScan
+from apollo_cli.video.picture import display_shape
+from apollo_cli.video.timeline import Times, typical_step
+from apollo_cli.video.trial import FirstPictures
+
+# A header may round; it may not promise more than this share beyond what is there.
+_LENGTH_SLACK = 0.05
+_LENGTH_SLACK_SECONDS = 0.5
+_LONG_GAP_SECONDS = 60.0
+_SPLICED_GAP_SECONDS = 5.0
+_OFFSET_SECONDS = 0.5
+_SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
+
+
+def describe_faults(
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+    *,
+    scan: PacketScan,
+    first: FirstPictures,
+    times: Times,
+    seconds: np.ndarray,
+    offset_seconds: float,
+    aspect: Fraction | None,
+) -> tuple[str, ...]:
+    """All warnings about a file, the gravest first."""
+    faults = [
+        *_missing(scan, first),
+        *_times(container, times, seconds),
+        *_promises(container, stream, scan, times, seconds),
+    ]
+    if scan.formats > 1:
+        faults.append("the picture's size or format changes on the way")
+    if first.interlaced:
+        faults.append("interlaced: pictures are taken as they are stored")
+    if first.hdr:
+        faults.append("HDR: brightness is mapped to an ordinary screen")
+    if offset_seconds > _OFFSET_SECONDS:
+        faults.append(f"the file's clock starts at {offset_seconds:.2f} s: times count from there")
+    width, height = first.size
+    if aspect and display_shape(width, height, aspect) == (width, height):
+        faults.append(f"a pixel aspect of {aspect} is ignored")
+    return tuple(faults)
+
+
+def _missing(scan: PacketScan, first: FirstPictures) -> list[str]:
+    faults = []
+    if scan.cut_short:
+        faults.append("the file ends early: the last picture is incomplete")
+    if scan.blank:
+        faults.append(f"{scan.blank} pictures hold nothing but zeros")
+    lost = int((scan.is_shown & first.undecodable).sum())
+    if lost:
+        faults.append(f"the first {lost} pictures can't be decoded: the file starts in a group")
+    return faults
+
+
+def _times(container: av.container.InputContainer, times: Times, seconds: np.ndarray) -> list[str]:
+    faults = []
+    count = len(seconds)
+    if times.untimed == count:
+        faults.append("no time stamps: times follow from a nominal rate")
+    elif times.untimed:
+        faults.append(f"{times.untimed} pictures have no time stamp: theirs are estimated")
+    if times.restarts:
+        faults.append("the time line starts again on the way: the parts are put end to end")
+    spliced = container.format.name in _SPLICED_CONTAINERS
+    gaps = np.diff(seconds)
+    long = _SPLICED_GAP_SECONDS if spliced else _LONG_GAP_SECONDS
+    long = max(long, 10 * typical_step(seconds))
+    if (gaps > long).any():
+        where = int(np.argmax(gaps))
+        faults.append(
+            f"no picture between {seconds[where]:.1f} s and {seconds[where + 1]:.1f} s: "
+            "the time line jumps"
+        )
+    repeats = int((gaps <= 0).sum())
+    if repeats:
+        faults.append(f"{repeats} pictures share their time with another one")
+    return faults
+
+
+def _promises(
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+    scan: PacketScan,
+    times: Times,
+    seconds: np.ndarray,
+) -> list[str]:
+    if times.restarts:
+        return []
+    step = typical_step(seconds)
+    end = float(seconds[-1]) + step
+    span = end - float(seconds[0])
+    promised = _promised_seconds(container, stream)
+    if promised is None:
+        return []
+    # Some containers count from 0, some from the first picture, some from their own start.
+    start = (container.start_time or 0) / av.time_base
+    nearest = min((end, span, end + start), key=lambda there: abs(there - promised))
+    if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
+        return [f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"]
+    return []
+
+
+def _promised_seconds(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+) -> float | None:
+    if stream.duration and stream.time_base:
+        return float(stream.duration * stream.time_base)
+    # Without a length of the stream's own, the container's may be that of the sound.
+    alone = len(container.streams) == 1
+    return container.duration / av.time_base if alone and container.duration else None

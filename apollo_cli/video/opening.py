@@ -1,0 +1,174 @@
+"""Open a media file safely: plain files only, by content, and never another file or the network."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+from typing import Literal
+
+import av
+import av.container
+from av.error import ArgumentError, FFmpegError
+
+from apollo_cli.errors import MediaError
+
+MediaKind = Literal["image", "container"]
+
+# FFmpeg formats that hold their pictures themselves. Playlists, concat scripts, image patterns,
+# capture devices and network formats are left out: each of them makes FFmpeg open something else.
+ALLOWED_FORMATS = (
+    "mov,matroska,webm,avi,mpegts,mpeg,mpegvideo,asf,ogg,flv,live_flv,mxf,nut,ivf,obu,dv,rm,wtv,"
+    "yuv4mpegpipe,h264,hevc,vvc,m4v,vc1,av1,mjpeg"
+)
+
+_SNIFF_BYTES = 4096
+
+_IMAGE_STARTS = (
+    b"\xff\xd8\xff",
+    b"\x89PNG\r\n\x1a\n",
+    b"GIF87a",
+    b"GIF89a",
+    b"BM",
+    b"II*\x00",
+    b"MM\x00*",
+)
+
+_OTHER_STARTS = (
+    (b"version https://git-lfs", "is a Git LFS pointer, not the video itself", "run git lfs pull"),
+    (b"#EXTM3U", "is a playlist, not a video", "give the video that it names"),
+    (b"ffconcat", "is a concat script, not a video", "give the videos that it names"),
+    (b"%PDF", "is a PDF, not a video", ""),
+    (b"PK\x03\x04", "is a zip archive, not a video", "unpack it first"),
+    (b"\x1f\x8b", "is a gzip archive, not a video", "unpack it first"),
+    (b"7z\xbc\xaf", "is a 7z archive, not a video", "unpack it first"),
+    (b"Rar!", "is a rar archive, not a video", "unpack it first"),
+    (b"ID3", "has sound only", "give a file with a picture stream"),
+    (b"fLaC", "has sound only", "give a file with a picture stream"),
+)
+
+
+def shown(path: str | Path) -> str:
+    """The whole name on one line: characters that would break or hide it are escaped."""
+    return "".join(
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(path)
+    )
+
+
+def resolve_file(path: str | Path) -> Path:
+    """The absolute path of a plain, non-empty file; a link to one is followed.
+
+    Raises:
+        MediaError: nothing is there, or it is a folder, pipe, socket or device.
+    """
+    try:
+        # An absolute path is never taken for a protocol, whatever colons the name has.
+        absolute = Path(os.path.abspath(path))
+        status = absolute.stat()
+    except FileNotFoundError:
+        if os.path.islink(path):
+            target = os.readlink(path)
+            raise MediaError(f"{shown(path)} is a link to {shown(target)}, no such file") from None
+        raise MediaError(f"{shown(path)}: no such file", next_step="check the path") from None
+    except PermissionError:
+        raise MediaError(f"{shown(path)}: permission denied") from None
+    except (OSError, ValueError) as error:
+        raise MediaError(f"{shown(path)} is not a usable path ({error.args[-1]})") from None
+    if stat.S_ISDIR(status.st_mode):
+        raise MediaError(f"{shown(path)} is a folder", "a video or image file is needed")
+    if not stat.S_ISREG(status.st_mode):
+        what = "named pipe" if stat.S_ISFIFO(status.st_mode) else "device or socket"
+        raise MediaError(
+            f"{shown(path)} is a {what}", "a plain file is needed", "save the video to a file first"
+        )
+    if status.st_size == 0:
+        raise MediaError(f"{shown(path)} is empty (0 bytes)", next_step="copy or download it again")
+    return absolute
+
+
+def sniff(path: Path) -> MediaKind:
+    """Tell by the first bytes whether a file is an image or may be a video container.
+
+    Raises:
+        MediaError: it is something else that can be named: text, a web page, an archive.
+    """
+    try:
+        with path.open("rb") as file:
+            head = file.read(_SNIFF_BYTES)
+    except PermissionError:
+        raise MediaError(f"{shown(path)}: permission denied") from None
+    except OSError as error:
+        raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from None
+    is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+    is_heif = head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis", b"heic", b"heix", b"mif1")
+    if head.startswith(_IMAGE_STARTS) or is_webp or is_heif:
+        return "image"
+    for start, what, next_step in _OTHER_STARTS:
+        if head.startswith(start):
+            raise MediaError(f"{shown(path)} {what}", next_step=next_step)
+    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
+        raise MediaError(f"{shown(path)} has sound only", "a picture stream is needed")
+    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
+    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
+        raise MediaError(
+            f"{shown(path)} is a web page, not a video", next_step="download the video itself"
+        )
+    if not head.startswith(b"YUV4MPEG2") and _is_text(head):
+        raise MediaError(f"{shown(path)} is text, not a video")
+    return "container"
+
+
+def _is_text(head: bytes) -> bool:
+    if any(byte < 9 or 13 < byte < 27 for byte in head):
+        return False
+    try:
+        # The last character may be cut in the middle.
+        head[: max(len(head) - 3, 1)].decode("utf-8")
+    except UnicodeDecodeError as error:
+        return error.start > len(head) - 8
+    return True
+
+
+def open_container(path: Path) -> av.container.InputContainer:
+    """Open a video container for reading, as a context manager.
+
+    Raises:
+        MediaError: the file is damaged, cut short, or of a kind that is not read.
+    """
+    options = {"format_whitelist": ALLOWED_FORMATS, "protocol_whitelist": "file"}
+    try:
+        return av.open(str(path), mode="r", options=options, metadata_errors="replace")
+    except ArgumentError:
+        raise MediaError(
+            f"{shown(path)} is of a kind that is not read as video",
+            "allowed are mp4, mov, mkv, webm, avi, ts, mpg, wmv, flv, ogg and the like",
+        ) from None
+    except (FFmpegError, OSError) as error:
+        if _lacks_index(path):
+            raise MediaError(
+                f"{shown(path)} is incomplete: it has no index (moov)",
+                next_step="copy, download or record it again",
+            ) from None
+        reason = (error.strerror or type(error).__name__).lower()
+        raise MediaError(f"{shown(path)} is not a readable video ({reason})") from None
+
+
+def _lacks_index(path: Path) -> bool:
+    """Whether an mp4 or mov file has no moov box at its top level."""
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        if file.read(12)[4:8] not in (b"ftyp", b"mdat", b"wide", b"free", b"skip"):
+            return False
+        position = 0
+        while position + 8 <= size:
+            file.seek(position)
+            header = file.read(16)
+            length, kind = int.from_bytes(header[:4], "big"), header[4:8]
+            if kind == b"moov":
+                return False
+            if length == 1:
+                length = int.from_bytes(header[8:16], "big")
+            if length < 8:
+                break
+            position += length
+    return True

@@ -1,0 +1,133 @@
+"""From packet time stamps to the times at which pictures are shown. Pure arithmetic."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Literal
+
+import numpy as np
+
+from apollo_cli.video.packets import NO_TIME, PacketScan
+
+Walk = Literal["seek", "skip", "straight", "count"]
+
+# A time stamp that falls back by more than this starts a new recording in the same file.
+_RESTART_SECONDS = 0.5
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Which packet holds which picture, and how the reader may move among them.
+
+    Attributes:
+        pts: (packets,) time stamps in ticks, NO_TIME where the file gives none.
+        picture: (packets,) index of the picture in display order, -1 where none is shown.
+        packet: (pictures,) number of the packet that holds the picture.
+        keys: numbers of the packets at which decoding may start, ascending.
+        key_of: (pictures,) position in ``keys`` of the last one that gives the picture right.
+        walk: ``seek`` may jump in the file; ``skip`` reads on but leaves out packets; ``straight``
+            decodes everything from the start; ``count`` does so too, and knows a picture only by
+            its place among those that come out.
+    """
+
+    pts: np.ndarray
+    picture: np.ndarray
+    packet: np.ndarray
+    keys: np.ndarray
+    key_of: np.ndarray
+    walk: Walk
+
+
+@dataclass(frozen=True)
+class Times:
+    """Presentation times in ticks, and what had to be done to get them.
+
+    Attributes:
+        ticks: (pictures,) float64, ascending.
+        order: (pictures,) packet numbers in display order.
+        restarts: how often the time stamps start again.
+        untimed: how many pictures had no time stamp.
+    """
+
+    ticks: np.ndarray
+    order: np.ndarray
+    restarts: int
+    untimed: int
+
+
+def order_times(scan: PacketScan, is_shown: np.ndarray, tick_seconds: float) -> Times:
+    """Put the shown packets into display order and give each a time.
+
+    A time line that starts again is continued behind its first part; missing times are taken
+    from the decoding times where those exist, and from their neighbours otherwise.
+    """
+    numbers = np.flatnonzero(is_shown)
+    pts = scan.pts[numbers].astype(np.float64)
+    dts = scan.dts[numbers].astype(np.float64)
+    no_pts = scan.pts[numbers] == NO_TIME
+    no_dts = scan.dts[numbers] == NO_TIME
+    untimed = int(no_pts.sum())
+    if untimed == len(numbers) and not no_dts.any():
+        # AVI stores none: there the k-th picture shown has the k-th decoding time.
+        pts, untimed = np.sort(dts), 0
+    elif untimed:
+        pts = _fill_missing(pts, no_pts)
+    clock = np.where(no_dts | no_pts, pts, dts)
+    drops = np.flatnonzero(np.diff(clock) < -_RESTART_SECONDS / tick_seconds) + 1
+    order = np.empty(0, dtype=np.int64)
+    ticks = np.empty(0)
+    for part in np.split(np.arange(len(numbers)), drops):
+        ranked = part[np.argsort(pts[part], kind="stable")]
+        shift = 0.0
+        if len(ticks) and len(ranked):
+            shift = max(0.0, ticks[-1] + typical_step(ticks) - pts[ranked[0]])
+        ticks = np.concatenate([ticks, pts[ranked] + shift])
+        order = np.concatenate([order, numbers[ranked]])
+    return Times(ticks, order, len(drops), untimed)
+
+
+def typical_step(ticks: np.ndarray) -> float:
+    """The median distance of two pictures that are not shown at once; 0 for fewer than two."""
+    steps = np.diff(ticks)
+    steps = steps[steps > 0]
+    return float(np.median(steps)) if len(steps) else 0.0
+
+
+def _fill_missing(pts: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    known = np.flatnonzero(~missing)
+    index = np.arange(len(pts))
+    if not len(known):
+        return index.astype(np.float64)
+    step = typical_step(np.sort(pts[known]))
+    filled = np.interp(index, known, pts[known])
+    before, after = index < known[0], index > known[-1]
+    filled[before] = pts[known].min() - step * (known[0] - index[before])
+    filled[after] = pts[known].max() + step * (index[after] - known[-1])
+    return np.where(missing, filled, pts)
+
+
+def build_timeline(scan: PacketScan, times: Times, may_seek: bool, in_order: bool) -> Timeline:
+    """Choose how the reader may move, and where it must start for each picture.
+
+    Args:
+        may_seek: the container has a true index of its key packets.
+        in_order: the decoder needs every packet from the start on.
+    """
+    packets = len(scan.pts)
+    picture = np.full(packets, -1, dtype=np.int64)
+    picture[times.order] = np.arange(len(times.order))
+    keys = np.flatnonzero(scan.is_key)
+    shown_pts = scan.pts[times.order]
+    has_times = not (shown_pts == NO_TIME).any() and not (scan.pts[keys] == NO_TIME).any()
+    if in_order or not has_times or not len(keys):
+        walk: Walk = "straight" if has_times else "count"
+        keys = np.zeros(1, dtype=np.int64)
+        key_of = np.zeros(len(times.order), dtype=np.int64)
+        return Timeline(scan.pts, picture, times.order, keys, key_of, walk)
+    is_unique = len(np.unique(scan.pts)) == packets
+    walk = "seek" if may_seek and is_unique and not times.restarts else "skip"
+    # Pictures that are stored behind a key packet and shown before it need the group before.
+    key_of = np.maximum(np.searchsorted(keys, times.order, side="right") - 1, 0)
+    leads = (scan.pts[keys[key_of]] > shown_pts) & (key_of > 0)
+    key_of = np.where(leads, key_of - 1, key_of)
+    return Timeline(scan.pts, picture, times.order, keys, key_of, walk)

@@ -1,0 +1,82 @@
+"""Decode the first pictures of a stream: what they look like, and which never come."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+import av
+import numpy as np
+
+from apollo_cli.errors import MediaError
+from apollo_cli.video.feed import Feed
+from apollo_cli.video.opening import shown
+from apollo_cli.video.packets import NO_TIME, PacketScan
+from apollo_cli.video.picture import Turn, read_turn
+from apollo_cli.video.tonemap import is_hdr
+
+_PACKETS = 6
+_MOST_PACKETS = 300
+
+
+@dataclass(frozen=True)
+class FirstPictures:
+    """What decoding the start of a stream has shown.
+
+    Attributes:
+        size: stored width and height.
+        pixel_format: FFmpeg's name.
+        turn: from the display matrix.
+        interlaced, hdr: flags of the first picture.
+        undecodable: (packets,) bool: in front of the first key packet, or shown before it and
+            built on pictures that are not in the file.
+    """
+
+    size: tuple[int, int]
+    pixel_format: str
+    turn: Turn
+    interlaced: bool
+    hdr: bool
+    undecodable: np.ndarray
+
+
+def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictures:
+    """Decode from the first key packet on, until the pictures that lead it have had their chance.
+
+    Raises:
+        MediaError: nothing comes out.
+    """
+    keys = np.flatnonzero(scan.is_key)
+    start = int(keys[0]) if len(keys) else 0
+    undecodable = np.zeros(len(scan.pts), dtype=bool)
+    undecodable[:start] = True
+    leads = scan.is_shown & (scan.pts < scan.pts[start]) & (scan.pts != NO_TIME) & ~undecodable
+    last = int(np.flatnonzero(leads)[-1]) if leads.any() else start
+    stop = min(start + _MOST_PACKETS, last + _PACKETS)
+    came: set[int] = set()
+    first: av.VideoFrame | None = None
+    feed = Feed(path, stream_index)
+    try:
+        feed.skip_to(start)
+        while first is None or feed.number < stop:
+            packet = feed.read()
+            pictures = feed.drain() if packet is None else feed.decode(packet)
+            came.update(number for number, _ in pictures)
+            if first is None and pictures:
+                first = pictures[0][1]
+            if packet is None:
+                break
+        came.update(number for number, _ in feed.drain())
+    finally:
+        feed.close()
+    if first is None:
+        raise MediaError(f"{shown(path)}: no picture can be decoded", "it may be damaged")
+    undecodable |= leads & ~np.isin(np.arange(len(leads)), list(came))
+    return FirstPictures(
+        size=(first.width, first.height),
+        pixel_format=first.format.name,
+        turn=read_turn(first),
+        interlaced=first.interlaced_frame,
+        hdr=is_hdr(first),
+        undecodable=undecodable,
+    )
