@@ -44,9 +44,12 @@ class Hub:
 
 def fetch_file(hub: Hub, commit: str, file: RemoteFile) -> Path:
     """Bring one file into the cache, unless it is there, and return its place."""
-    from huggingface_hub import hf_hub_download
+    from huggingface_hub import hf_hub_download, try_to_load_from_cache
     from huggingface_hub.file_download import are_symlinks_supported
 
+    cached = try_to_load_from_cache(hub.repository, file.name, hub.cache_dir, commit)
+    if isinstance(cached, str):
+        return Path(cached)
     # Without symbolic links the cache copies a blob, which would double the space it takes.
     large = file.sha256 is not None and file.size_bytes >= _LARGE_BYTES
     if large and are_symlinks_supported(hub.cache_dir):

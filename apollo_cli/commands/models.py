@@ -151,6 +151,8 @@ def pull_command(name: str, revision: str | None, yes: bool, as_json: bool) -> N
 
 
 def _agrees(plan: PullPlan, yes: bool) -> bool:
+    from apollo_cli.weights.registry import LICENCE_REMINDER
+
     say(f"{plan.repository} at {plan.commit[:12]}, {len(plan.files)} files")
     say(
         f"  size     {format_bytes(plan.total_bytes)}, {format_bytes(plan.missing_bytes)} to fetch "

@@ -1,0 +1,1 @@
+"""Tests of names, downloads and checkpoints."""
