@@ -166,7 +166,8 @@ class _Reader:
         )
         if width % heads:
             self.faults.append(f"{where}: {heads} heads do not divide the width {width}")
-        pad = tuple(int(mean * 255) for mean in IMAGENET_MEAN)
+        red, green, blue = (int(mean * 255) for mean in IMAGENET_MEAN)
+        pad = (red, green, blue)
         pixels = PixelSpec(name, shape.image_size, "bilinear", pad, IMAGENET_MEAN, IMAGENET_STD)
         return EncoderConfig(name, "internvideo2", width, shape.grid, pixels, internvideo2=shape)
 

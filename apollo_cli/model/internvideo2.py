@@ -125,8 +125,9 @@ class InternVideo2(nn.Module):
 
     def set_kernel(self, kernel: str) -> None:
         """Choose the attention kernel of every block."""
-        for block in self.blocks:
-            block.attn.kernel = kernel  # pyright: ignore[reportAttributeAccessIssue]
+        for module in self.modules():
+            if isinstance(module, Attention):
+                module.kernel = kernel
 
     def forward_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
         """Map (B, T, 3, S, S) to (B, 1 + N, D): the class token first, then the patches."""

@@ -70,11 +70,13 @@ class VisualPart:
         spans: for each clip, the times of its first and last frame in seconds.
         duration_seconds: length of the whole video, also when only a window was looked at.
         is_image: an image is one clip without words.
+        clip_seconds: length of a clip where it differs from the checkpoint's.
     """
 
     spans: tuple[tuple[float, float], ...]
     duration_seconds: float
     is_image: bool = False
+    clip_seconds: float | None = None
 
 
 @dataclass(frozen=True)
@@ -134,6 +136,7 @@ class PromptBuilder:
         self.tokenizer = tokenizer
         self.clip_seconds = clip_seconds
         self.tokens_per_clip = tokens_per_clip
+        self.template_name = template
         self.template = TEMPLATES[template]
         self.labelled = labelled
 
@@ -142,8 +145,9 @@ class PromptBuilder:
         if part.is_image:
             return [""] * len(part.spans)
         words = number_words(len(part.spans))
+        seconds = self.clip_seconds if part.clip_seconds is None else part.clip_seconds
         header = (
-            f"You are provided the following series of {words}, {self.clip_seconds} second clips "
+            f"You are provided the following series of {words}, {seconds} second clips "
             f"from a {timedelta(seconds=part.duration_seconds)} [H:MM:SS] video.\n"
         )
         labels = [

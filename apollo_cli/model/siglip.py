@@ -28,8 +28,8 @@ class Siglip(nn.Module):
         siglip_config = SiglipVisionConfig(**{**config, **wanted})
         siglip_config._attn_implementation = kernel
         self.vision_model = SiglipVisionModel(siglip_config)
-        self.vision_model.post_layernorm = nn.Identity()
-        side = siglip_config.image_size // siglip_config.patch_size
+        self.vision_model.post_layernorm = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
+        side = config["image_size"] // config["patch_size"]
         self.grid = (1, side, side)
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:

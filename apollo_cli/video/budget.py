@@ -41,29 +41,33 @@ def share_clips(wanted: Sequence[int], total: int) -> list[int]:
     return shares
 
 
-def largest_fitting(wanted: int, tokens_of: Callable[[int], int], available: int) -> int:
+def largest_fitting(
+    wanted: int, tokens_of: Callable[[int], int], available: int, fewest: int = 1
+) -> int:
     """The largest number of clips, up to ``wanted``, whose prompt fits.
 
     Args:
         wanted: clips that would show everything.
         tokens_of: tokens of the whole prompt for a number of clips, answer included.
         available: tokens that the context holds.
+        fewest: clips that are needed at least, one for each video.
 
     Raises:
-        FitError: not even one clip fits.
+        FitError: not even ``fewest`` clips fit.
     """
     if tokens_of(wanted) <= available:
         return wanted
-    fits, too_many = 0, wanted
+    fits, too_many = fewest - 1, wanted
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
         if tokens_of(middle) <= available:
             fits = middle
         else:
             too_many = middle
-    if fits == 0:
+    if fits < fewest:
+        clips = "one clip" if fewest == 1 else f"{fewest} clips"
         raise FitError(
-            f"one clip, the question and the answer need {tokens_of(1)} tokens",
+            f"{clips}, the question and the answer need {tokens_of(fewest)} tokens",
             f"the context of the model holds {available}",
             "shorten the question or lower --max-new-tokens",
         )

@@ -1,0 +1,72 @@
+"""Answers: the text, and the record of how it came about."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, field
+from typing import Any
+
+from apollo_cli.video.budget import TokenCount
+
+
+@dataclass(frozen=True)
+class Answer:
+    """An answer and how it came about. ``str()`` is the text alone.
+
+    Attributes:
+        text: the answer. question: what was asked.
+        stop: ``end`` when the model ended it, ``length`` when ``max_new_tokens`` did.
+        generated: number of tokens written.
+        tokens: what the prompt took of the context.
+        seconds: time of each stage. videos: what was looked at. model: which model, and where.
+        notes: what a user should know, a sentence each.
+    """
+
+    text: str
+    question: str
+    stop: str
+    generated: int
+    tokens: TokenCount
+    seconds: dict[str, float]
+    videos: tuple[dict[str, Any], ...]
+    model: dict[str, Any]
+    notes: tuple[str, ...] = ()
+
+    def __str__(self) -> str:
+        return self.text
+
+    def to_dict(self) -> dict[str, Any]:
+        """The stable schema of ``--json``."""
+        return {
+            "question": self.question,
+            "answer": self.text,
+            "stop": self.stop,
+            "model": self.model,
+            "videos": list(self.videos),
+            "tokens": {
+                "visual": self.tokens.visual,
+                "text": self.tokens.text,
+                "answer_limit": self.tokens.answer,
+                "generated": self.generated,
+                "context": self.tokens.context,
+            },
+            "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
+            "notes": list(self.notes),
+        }
+
+
+@dataclass
+class AnswerStream:
+    """Text as it is written; ``answer`` is there once the iteration has ended."""
+
+    pieces: Iterator[str]
+    answer: Answer | None = field(default=None)
+
+    def __iter__(self) -> Iterator[str]:
+        return self.pieces
+
+
+def to_json(answer: Answer) -> str:
+    """One line of JSON."""
+    return json.dumps(answer.to_dict(), ensure_ascii=False)

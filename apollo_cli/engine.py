@@ -1,0 +1,326 @@
+"""The engine: one loaded model, many videos, many questions."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from transformers import DynamicCache
+
+from apollo_cli.answer import Answer, AnswerStream
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.errors import FitError, UsageError
+from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.generate import generate, prefill, rewind
+from apollo_cli.model.prompt import PromptBuilder, Turn
+from apollo_cli.model.tokenizer import load_tokenizer
+from apollo_cli.planning import Planner
+from apollo_cli.video.budget import TokenCount
+from apollo_cli.video.probe import VideoInfo, probe
+from apollo_cli.video.reader import read_clips
+from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video_memory import VideoMemory, fit_memories
+from apollo_cli.weights.card import read_card, toy_remarks
+from apollo_cli.weights.locate import LocatedModel, locate_model
+
+ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
+
+Progress = Callable[[str, int, int], None]
+
+
+def _no_progress(stage: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+def load(
+    model: str | Path = "auto",
+    *,
+    device: str | None = None,
+    dtype: str | None = None,
+    template: str | None = None,
+    on_progress: Progress = _no_progress,
+) -> Apollo:
+    """Load a model.
+
+    Args:
+        model: a known name, a folder, ``owner/repository[@revision]``, or ``auto`` for the best
+            downloaded model that fits this machine.
+        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; None chooses.
+        dtype: ``bfloat16``, ``float16``, ``float32``; None chooses.
+        template: chat template; None takes the checkpoint's.
+        on_progress: called with stage, amount done, and amount in all.
+
+    Raises:
+        WeightsError: the model is unknown, not downloaded, incomplete or damaged.
+        DeviceError: the device or dtype is not there.
+    """
+    from apollo_cli.weights.load import load_model
+
+    started = time.perf_counter()
+    hardware = choose_device(device, dtype)
+    free = {info.device: info.free_bytes for info in list_devices()}
+    located = locate_model(model, free.get(hardware.device))
+    network, checkpoint = load_model(
+        located.folder,
+        device=hardware.device,
+        dtype=getattr(torch, hardware.dtype),
+        kernel=hardware.attention,
+        on_progress=lambda done, total: on_progress("load", done, total),
+    )
+    tokenizer = load_tokenizer(checkpoint.root / "llm")
+    builder = PromptBuilder(
+        tokenizer,
+        network.config.clip_seconds,
+        network.config.visual_tokens_per_clip,
+        template or network.config.template,
+        labelled=network.config.connector.integration in ("timestamps", "both"),
+    )
+    return Apollo(network, builder, hardware, located, time.perf_counter() - started)
+
+
+class Apollo:
+    """A loaded model. Not safe for several threads at once; ask one question after the other."""
+
+    def __init__(
+        self,
+        network: ApolloModel,
+        prompts: PromptBuilder,
+        hardware: HardwareChoice,
+        located: LocatedModel,
+        load_seconds: float,
+    ) -> None:
+        self.network = network
+        self.prompts = prompts
+        self.hardware = hardware
+        self.located = located
+        self.load_seconds = load_seconds
+        self.planner = Planner(network.config, prompts)
+        self._card = read_card(located.folder) if located.is_toy else {}
+        kind = torch.device(hardware.device).type
+        self.encode_batch = ENCODE_BATCH.get(kind, ENCODE_BATCH["cpu"])
+        self._cache = DynamicCache(config=network.llm.config)
+        self._cached_memories: list[VideoMemory] = []
+        self._cached_length = 0
+
+    def watch(
+        self,
+        path: str | Path | VideoInfo,
+        sampling: SamplingOptions | None = None,
+        *,
+        reserve_tokens: int | None = None,
+        on_progress: Progress = _no_progress,
+    ) -> VideoMemory:
+        """Watch one video or image; see ``watch_all``."""
+        return self.watch_all(
+            [path], sampling, reserve_tokens=reserve_tokens, on_progress=on_progress
+        )[0]
+
+    def watch_all(
+        self,
+        paths: Sequence[str | Path | VideoInfo],
+        sampling: SamplingOptions | None = None,
+        *,
+        reserve_tokens: int | None = None,
+        on_progress: Progress = _no_progress,
+    ) -> list[VideoMemory]:
+        """Watch videos and images that belong to one question and share its token budget.
+
+        Args:
+            paths: files, or what ``probe`` said of them.
+            sampling: which moments to look at.
+            reserve_tokens: tokens kept for question and answer.
+            on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
+
+        Raises:
+            MediaError: a file cannot be read.
+            FitError: not even one clip of each fits.
+        """
+        sampling = sampling or SamplingOptions()
+        infos = [path if isinstance(path, VideoInfo) else probe(path) for path in paths]
+        plans = self.planner.plan(infos, sampling, reserve_tokens)
+        return [
+            self._watch_one(info, plan, on_progress)
+            for info, plan in zip(infos, plans, strict=True)
+        ]
+
+    def ask(
+        self,
+        video: VideoMemory | Sequence[VideoMemory] | None,
+        question: str,
+        options: GenerationOptions | None = None,
+        history: Sequence[Turn] = (),
+    ) -> Answer:
+        """Answer a question about watched videos, or about text alone with None.
+
+        Raises:
+            UsageError: the question is empty.
+            FitError: the question does not fit the context.
+        """
+        stream = self.stream(video, question, options, history)
+        for _ in stream:
+            pass
+        assert stream.answer is not None
+        return stream.answer
+
+    def stream(
+        self,
+        video: VideoMemory | Sequence[VideoMemory] | None,
+        question: str,
+        options: GenerationOptions | None = None,
+        history: Sequence[Turn] = (),
+    ) -> AnswerStream:
+        """As ``ask``, with the text as it is written."""
+        if not question.strip():
+            raise UsageError("the question is empty", next_step="ask something")
+        single = isinstance(video, VideoMemory)
+        memories = [video] if single else list(video or [])
+        stream = AnswerStream(iter(()))
+        stream.pieces = self._write(
+            stream, memories, question.strip(), options or GenerationOptions(), history
+        )
+        return stream
+
+    def remarks(self, question: str) -> list[str]:
+        """What a user should know about any answer of this model to a question."""
+        return toy_remarks(self._card, question) if self.located.is_toy else []
+
+    def describe(self) -> dict[str, Any]:
+        """Which model this is and where it runs."""
+        return {
+            "name": self.located.name,
+            "revision": self.located.revision,
+            "device": self.hardware.device,
+            "dtype": self.hardware.dtype,
+            "attention": self.hardware.attention,
+            "template": self.prompts.template_name,
+        }
+
+    def _watch_one(self, info: VideoInfo, plan: ClipPlan, on_progress: Progress) -> VideoMemory:
+        specs = [encoder.pixels for encoder in self.network.config.encoders]
+        tokens, times, notes = [], [], list[str]()
+        decode_seconds = encode_seconds = 0.0
+        mark = time.perf_counter()
+        for batch in read_clips(info, plan.times, specs, batch_clips=self.encode_batch):
+            decoded = time.perf_counter()
+            decode_seconds += decoded - mark
+            times.append(batch.times)
+            on_progress("decode", batch.first_clip + len(batch.times), len(plan))
+            tokens.append(self._encode(batch.pixels, notes))
+            mark = time.perf_counter()
+            encode_seconds += mark - decoded
+            on_progress("encode", batch.first_clip + len(batch.times), len(plan))
+        return VideoMemory(
+            info=info,
+            plan=plan,
+            tokens=torch.cat(tokens),
+            times=np.concatenate(times),
+            clip_seconds=self.planner.clip_seconds(plan),
+            decode_seconds=decode_seconds,
+            encode_seconds=encode_seconds,
+            notes=tuple(notes),
+        )
+
+    @torch.inference_mode()
+    def _encode(self, pixels: dict[str, np.ndarray], notes: list[str]) -> torch.Tensor:
+        """Encode a batch of clips; a batch too large for the memory halves itself and says so."""
+        clips = len(next(iter(pixels.values())))
+        tokens: list[torch.Tensor] = []
+        while len(tokens) < clips:
+            size = min(self.encode_batch, clips - len(tokens))
+            piece = {
+                name: torch.from_numpy(array[len(tokens) : len(tokens) + size])
+                for name, array in pixels.items()
+            }
+            try:
+                tokens.extend(self.network.encode_clips(piece))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise FitError(
+                        "one clip does not fit the memory of the device",
+                        next_step="use --device cpu or a smaller model",
+                    ) from None
+                self.encode_batch = size // 2
+                torch.cuda.empty_cache()
+                notes.append(f"out of memory: clips are now encoded {size // 2} at a time")
+        return torch.stack(tokens)
+
+    def _write(
+        self,
+        stream: AnswerStream,
+        memories: list[VideoMemory],
+        question: str,
+        options: GenerationOptions,
+        history: Sequence[Turn],
+    ) -> Iterator[str]:
+        notes: list[str] = []
+        suffix = self.prompts.suffix_ids(question, history, visual=bool(memories))
+        needed = len(suffix) + options.max_new_tokens
+        memories = fit_memories(memories, self.prompts, self.network.config.context, needed, notes)
+        started = time.perf_counter()
+        prefix_length = self._prefill_prefix(memories)
+        logits = prefill(self.network, self.network.embed(suffix, None), self._cache)
+        prefilled = time.perf_counter()
+        ids: list[int] = []
+        shown = ""
+        for token in generate(self.network, logits, self._cache, options, self._eos_ids):
+            ids.append(token)
+            text = self.prompts.tokenizer.decode(ids).lstrip()
+            # A character may be spread over tokens; it is shown when it is whole.
+            if not text.endswith("\ufffd") and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+        text = self.prompts.tokenizer.decode(ids).lstrip()
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+        visual = sum(memory.tokens.shape[0] * memory.tokens.shape[1] for memory in memories)
+        stream.answer = Answer(
+            text=text.rstrip(),
+            question=question,
+            stop="length" if len(ids) >= options.max_new_tokens else "end",
+            generated=len(ids),
+            tokens=TokenCount(
+                visual=visual,
+                text=prefix_length - visual + len(suffix),
+                answer=options.max_new_tokens,
+                context=self.network.config.context,
+            ),
+            seconds={
+                "load": self.load_seconds,
+                "decode": sum(memory.decode_seconds for memory in memories),
+                "encode": sum(memory.encode_seconds for memory in memories),
+                "prefill": prefilled - started,
+                "generate": time.perf_counter() - prefilled,
+            },
+            videos=tuple(memory.describe() for memory in memories),
+            model=self.describe(),
+            notes=tuple(notes),
+        )
+
+    def _prefill_prefix(self, memories: list[VideoMemory]) -> int:
+        """Bring the cache to the end of the last visual token; what is there already is kept.
+
+        All questions about the same videos share this prefix, so only the first one pays for it.
+        """
+        kept = len(memories) == len(self._cached_memories) and all(
+            new is old for new, old in zip(memories, self._cached_memories, strict=True)
+        )
+        if not (kept and memories):
+            self._cache = DynamicCache(config=self.network.llm.config)
+            self._cached_memories, self._cached_length = [], 0
+            if memories:
+                ids = self.prompts.prefix_ids([memory.part for memory in memories])
+                visual = torch.cat([memory.tokens.flatten(0, 1) for memory in memories])
+                prefill(self.network, self.network.embed(ids, visual), self._cache)
+                self._cached_memories, self._cached_length = memories, len(ids)
+        rewind(self._cache, self._cached_length)
+        return self._cached_length
+
+    @property
+    def _eos_ids(self) -> tuple[int, ...]:
+        end = self.prompts.tokenizer.token_id(self.prompts.template.end_token)
+        return tuple({*self.network.config.eos_ids, *(() if end is None else (end,))})

@@ -1,0 +1,118 @@
+"""The plan of a question: which clips of which video, so that every token fits the context.
+
+Pure arithmetic on facts of files and configs: nothing is decoded and torch is not needed.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.model.config import NetworkConfig
+from apollo_cli.model.prompt import PromptBuilder, VisualPart
+from apollo_cli.video.budget import largest_fitting, share_clips
+from apollo_cli.video.probe import VideoInfo
+from apollo_cli.video.sampler import (
+    ClipPlan,
+    FrameGrid,
+    count_wanted_clips,
+    plan_clips,
+    resolve_window,
+)
+
+# Tokens kept free for a question when a video is watched before the question is known.
+QUESTION_RESERVE = 256
+
+
+@dataclass(frozen=True)
+class Planner:
+    """Plans for one checkpoint.
+
+    Attributes:
+        config: shape of the network. prompts: counts the tokens of its prompts exactly.
+    """
+
+    config: NetworkConfig
+    prompts: PromptBuilder
+
+    def plan(
+        self,
+        infos: Sequence[VideoInfo],
+        sampling: SamplingOptions,
+        reserve_tokens: int | None = None,
+    ) -> list[ClipPlan]:
+        """Decide what is looked at.
+
+        Args:
+            infos: the videos and images of one question; they share the budget.
+            sampling: what the user asked for.
+            reserve_tokens: tokens of the longest question and its answer.
+
+        Raises:
+            FitError: not even one clip of each fits.
+            UsageError: the window lies outside a video.
+        """
+        if reserve_tokens is None:
+            reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
+        wanted = [self._wanted_clips(info, sampling) for info in infos]
+
+        def plans_for(total: int) -> list[ClipPlan]:
+            shares = share_clips(wanted, total)
+            return [self._plan_one(i, sampling, n) for i, n in zip(infos, shares, strict=True)]
+
+        def tokens_of(total: int) -> int:
+            plans = plans_for(total)
+            parts = [self.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
+            return len(self.prompts.prefix_ids(parts)) + reserve_tokens
+
+        fewest = len(infos)
+        fitting = largest_fitting(sum(wanted), tokens_of, self.config.context, fewest)
+        return plans_for(fitting)
+
+    def part(self, info: VideoInfo, plan: ClipPlan) -> VisualPart:
+        """A planned video as the prompt will tell it, with the times of its real pictures."""
+        times = plan.times
+        if info.kind == "video":
+            ends = [(info.frame_at(float(t[0])), info.frame_at(float(t[-1]))) for t in times]
+            times = info.times[np.asarray(ends)]
+        return visual_part(info, times, self.clip_seconds(plan))
+
+    def clip_seconds(self, plan: ClipPlan) -> float:
+        """The length of a clip as the prompt tells it: as the config has it, "2" or "2.0"."""
+        usual = self.config.clip_seconds
+        return usual if plan.clip_seconds == usual else round(plan.clip_seconds, 1)
+
+    def _wanted_clips(self, info: VideoInfo, sampling: SamplingOptions) -> int:
+        if info.kind == "image":
+            return 1
+        start, end = resolve_window(info.duration_seconds, sampling)
+        return count_wanted_clips(
+            end - start, self.config.clip_seconds, self.config.frames_per_clip, sampling
+        )
+
+    def _plan_one(self, info: VideoInfo, sampling: SamplingOptions, limit: int) -> ClipPlan:
+        if info.kind == "image":
+            still = np.zeros((1, self.config.frames_per_clip))
+            return ClipPlan(still, self.config.clip_seconds, 0.0, 0.0, wanted_clips=1)
+        steady = info.constant_rate and info.source_fps is not None
+        return plan_clips(
+            info.duration_seconds,
+            clip_seconds=self.config.clip_seconds,
+            frames_per_clip=self.config.frames_per_clip,
+            limit=limit,
+            options=sampling,
+            grid=FrameGrid(info.times, info.source_fps or 0.0) if steady else None,
+        )
+
+
+def visual_part(info: VideoInfo, times: np.ndarray, clip_seconds: float) -> VisualPart:
+    """Describe clips to the prompt by the times of their first and last frames.
+
+    Args:
+        times: (clips, frames a clip), seconds.
+    """
+    spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
+    return VisualPart(spans, info.duration_seconds, info.kind == "image", clip_seconds)

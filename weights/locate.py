@@ -1,0 +1,63 @@
+"""Which checkpoint a name means on this machine, and which one to take when none is named."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from pathlib import Path
+
+from apollo_cli.weights.registry import ModelSource, known_models, resolve
+from apollo_cli.weights.store import find_local, find_manifest, require_local
+
+AUTO = "auto"
+TOY = "apollo-nano"
+# Beside the weights: keys and values of a long context, activations, and the runtime itself.
+_ROOM_FACTOR, _ROOM_BYTES = 1.1, 3_000_000_000
+
+
+@dataclass(frozen=True)
+class LocatedModel:
+    """A checkpoint on disk.
+
+    Attributes:
+        name: what to call it. folder: where it lies.
+        revision: resolved commit, or None for a folder of the user.
+        chosen: whether it was chosen for the user, who named none.
+    """
+
+    name: str
+    folder: Path
+    revision: str | None
+    chosen: bool = False
+
+    @property
+    def is_toy(self) -> bool:
+        """Whether it is the embedded toy."""
+        return self.name == TOY
+
+
+def locate_model(name: str | Path, available_bytes: int | None = None) -> LocatedModel:
+    """Find a model that can be loaded now; nothing is downloaded.
+
+    Args:
+        name: a known name, a folder, ``owner/repository[@revision]``, or ``auto``.
+        available_bytes: free memory of the device, for ``auto``; None when unknown.
+
+    Raises:
+        WeightsError: the name is unknown, or the model has not been downloaded.
+    """
+    chosen = str(name) == AUTO
+    source = _best_local(available_bytes) if chosen else resolve(name)
+    manifest = find_manifest(source) if source.kind == "hub" else None
+    revision = manifest.commit if manifest else None
+    return LocatedModel(source.name, require_local(source), revision, chosen)
+
+
+def _best_local(available_bytes: int | None) -> ModelSource:
+    """The largest downloaded model that fits; the embedded toy when there is none."""
+    for entry in reversed(known_models().values()):
+        needed = (entry.approximate_bytes or 0) * _ROOM_FACTOR + _ROOM_BYTES
+        fits = available_bytes is None or needed <= available_bytes
+        source = resolve(entry.name)
+        if entry.repository is not None and fits and find_local(source) is not None:
+            return source
+    return resolve(TOY)
