@@ -210,7 +210,8 @@ def _assemble(
     last = float(scan.durations[times.order[-1]])
     last = last if 0 < last < 100 * step else step
     offset = _clock_offset(container, ticks, tick)
-    seconds = ticks * tick - offset
+    # Dividing last gives the nearest float to each true time.
+    seconds = ticks * stream.time_base.numerator / stream.time_base.denominator - offset
     aspect = stream.sample_aspect_ratio
     aspect = None if not aspect or aspect == 1 else aspect
     width, height = first.size

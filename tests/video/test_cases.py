@@ -1,0 +1,214 @@
+"""Every handed case gives the right pictures at the right times, or one clear line."""
+
+from __future__ import annotations
+
+import os
+import shutil
+import time
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apollo_cli.errors import MediaError
+from apollo_cli.video.probe import VideoInfo, probe
+from apollo_cli.video.reader import ReadReport, read_frames
+from tests.cases import CASES, FOLDER
+from tests.cases.marker import read_marker
+
+HANDED = {case["name"]: case for case in CASES if (FOLDER / case["name"]).is_file()}
+ERRORS = [name for name, case in HANDED.items() if case["klass"] == "error"]
+# Too small for a marker; bit flips are read in a test of their own.
+UNMARKED = ("tiny16.mp4", "bit_flips.mp4")
+READABLE = [name for name, case in HANDED.items() if case["klass"] != "error"]
+MARKED = [name for name in READABLE if name not in UNMARKED]
+
+ODD_NAMES = (
+    "with space.mp4",
+    "ünïcödé 日本語 🎬.mp4",
+    "-leading-dash.mp4",
+    "percent_%d_%03d_100%.mp4",
+    "new\nline.mp4",
+    "colon:name.mp4",
+    "http:pretend.mp4",
+    "file:pretend.mp4",
+    "concat:a|b.mp4",
+    "quote'\"$(id).mp4",
+    "[brackets]*?.mp4",
+    "x" * 251 + ".mp4",
+)
+
+
+def wrong_pictures(info: VideoInfo, indices: list[int], marks: list[int]) -> list:
+    """The pictures, among those asked for by their times, that are not what they should be."""
+    wrong = []
+    report = ReadReport()
+    seen = []
+    for frame in read_frames(info, info.times[indices], report=report):
+        index = indices[frame.position]
+        mark = read_marker(frame.rgb)
+        seen.append(frame.position)
+        if mark is None or mark.number != marks[index] or mark.turned != 0:
+            wrong.append((index, mark))
+        elif frame.seconds != pytest.approx(info.times[index], abs=1e-6):
+            wrong.append((index, frame.seconds))
+    assert sorted(seen) == list(range(len(indices)))
+    assert report.damaged_seconds == []
+    return wrong
+
+
+@pytest.mark.parametrize("name", READABLE)
+def test_a_readable_case_has_its_true_facts(name: str):
+    facts = HANDED[name]["facts"]
+    info = probe(FOLDER / name)
+    assert info.frame_count == facts["frame_count"]
+    assert info.display_size == tuple(facts["display_size"])
+    assert (np.diff(info.times) >= 0).all()
+    true_times = np.array(facts["times"])
+    if name == "ts_jump_back.ts":
+        assert info.times == pytest.approx(np.arange(120) / 30, abs=1e-3)
+    elif facts.get("times_relative"):
+        assert info.times - info.times[0] == pytest.approx(true_times - true_times[0], abs=1e-3)
+    else:
+        assert info.times + info.clock_offset_seconds == pytest.approx(true_times, abs=1e-3)
+    if "duration" in facts:
+        end = facts["duration"] + (info.times[0] if facts.get("first_pts") else 0)
+        assert info.duration_seconds == pytest.approx(end, abs=2e-3)
+    if facts.get("fps"):
+        top, _, bottom = facts["fps"].partition("/")
+        if "jump" not in name:
+            assert info.source_fps == pytest.approx(int(top) / int(bottom or 1), rel=2e-3)
+            assert info.constant_rate
+
+
+@pytest.mark.parametrize("name", MARKED)
+def test_pictures_are_right_in_order_and_at_random(name: str):
+    info = probe(FOLDER / name)
+    marks = HANDED[name]["facts"].get("marks") or list(range(info.frame_count))
+    everything = list(range(info.frame_count))
+    assert wrong_pictures(info, everything, marks) == []
+    chance = np.random.default_rng(7)
+    for count in (1, 1, 2, 7):
+        some = chance.choice(info.frame_count, min(count, info.frame_count), replace=False)
+        assert wrong_pictures(info, some.tolist(), marks) == []
+    assert wrong_pictures(info, [info.frame_count - 1, 0, info.frame_count - 1], marks) == []
+
+
+@pytest.mark.parametrize("name", [name for name in READABLE if HANDED[name]["klass"] == "warns"])
+def test_what_is_odd_about_a_file_is_said(name: str):
+    info = probe(FOLDER / name)
+    report = ReadReport()
+    for _ in read_frames(info, info.times, report=report):
+        pass
+    assert info.warnings or report.describe()
+
+
+@pytest.mark.parametrize("name", ERRORS)
+def test_an_unreadable_case_is_one_quick_line(name: str):
+    started = time.monotonic()
+    with pytest.raises(MediaError) as caught:
+        probe(FOLDER / name)
+    assert time.monotonic() - started < 2
+    assert name in str(caught.value)
+    assert "\n" not in str(caught.value)
+
+
+@pytest.mark.parametrize("shown_at", [(12.0, 32), (0.25, 15), (19.99, 32), (20.4, 45), (34.9, 47)])
+def test_the_picture_on_display_is_found_where_the_rate_varies(shown_at: tuple[float, int]):
+    seconds, number = shown_at
+    info = probe(FOLDER / "vfr_screen.mp4")
+    (frame,) = read_frames(info, [seconds])
+    mark = read_marker(frame.rgb)
+    assert mark is not None
+    assert mark.number == number
+    assert frame.seconds <= seconds
+
+
+def test_times_outside_of_the_video_give_its_first_and_last_picture():
+    info = probe(FOLDER / "offset5.mkv")
+    assert info.clock_offset_seconds == pytest.approx(5)
+    frames = list(read_frames(info, [-3.0, 99.0, 0.0]))
+    assert [frame.position for frame in frames] == [0, 2, 1]
+    assert [f.seconds for f in frames] == pytest.approx([0, 0, info.times[-1]])
+
+
+def test_each_damaged_picture_is_replaced_by_a_neighbour_and_counted():
+    case = HANDED["bit_flips.mp4"]["facts"]
+    info = probe(FOLDER / "bit_flips.mp4")
+    report = ReadReport()
+    wrong = 0
+    for frame in read_frames(info, info.times, report=report):
+        mark = read_marker(frame.rgb)
+        assert mark is not None, "a broken picture was handed out"
+        assert info.times[mark.number] == pytest.approx(frame.seconds)
+        wrong += frame.seconds != info.times[frame.position]
+    assert wrong == len(report.damaged_seconds) == 240 - case["good_frames"]
+    assert "75 of 240 pictures are damaged" in report.describe()
+
+
+def test_strict_reading_stops_at_a_damaged_picture():
+    info = probe(FOLDER / "bit_flips.mp4")
+    with pytest.raises(MediaError, match=r"bit_flips.mp4: the picture at .* is damaged"):
+        list(read_frames(info, info.times, strict=True))
+
+
+@pytest.mark.parametrize("name", ODD_NAMES)
+def test_a_file_is_read_whatever_its_name(tmp_path: Path, name: str, monkeypatch):
+    shutil.copyfile(FOLDER / "cfr10_target.mp4", tmp_path / name)
+    monkeypatch.chdir(tmp_path)
+    for path in (name, tmp_path / name):
+        info = probe(path)
+        assert wrong_pictures(info, [9, 0, 4], list(range(10))) == []
+    (tmp_path / name).write_bytes(b"")
+    with pytest.raises(MediaError) as caught:
+        probe(name)
+    assert "\n" not in str(caught.value)
+    assert name.replace("\n", "\\n") in str(caught.value)
+
+
+def test_a_link_is_followed(tmp_path: Path):
+    (tmp_path / "link.mp4").symlink_to(FOLDER / "cfr10_target.mp4")
+    assert probe(tmp_path / "link.mp4").frame_count == 10
+
+
+def test_a_dangling_link_is_named_with_its_target(tmp_path: Path):
+    (tmp_path / "dangling.mp4").symlink_to("gone.mp4")
+    with pytest.raises(MediaError, match=r"dangling.mp4 is a link to gone.mp4, no such file"):
+        probe(tmp_path / "dangling.mp4")
+
+
+@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "in a file", "null"])
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str):
+    path = tmp_path / "thing.mp4"
+    said = {
+        "folder": "is a folder",
+        "pipe": "is a named pipe",
+        "device": "is a device",
+        "missing": "no such file",
+        "in a file": "is not a usable path",
+        "null": "is not a usable path",
+    }
+    if kind == "folder":
+        path.mkdir()
+    elif kind == "pipe":
+        os.mkfifo(path)
+    elif kind == "device":
+        path = Path(os.devnull)
+    elif kind == "in a file":
+        shutil.copyfile(FOLDER / "cfr10_target.mp4", path)
+        path = path / "inner.mp4"
+    elif kind == "null":
+        path = tmp_path / "null\0.mp4"
+    started = time.monotonic()
+    with pytest.raises(MediaError, match=said[kind]):
+        probe(path)
+    assert time.monotonic() - started < 2
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser reads it all")
+def test_a_file_without_permission_is_refused(tmp_path: Path):
+    path = tmp_path / "locked.mp4"
+    shutil.copyfile(FOLDER / "cfr10_target.mp4", path)
+    path.chmod(0)
+    with pytest.raises(MediaError, match="permission denied"):
+        probe(path)
