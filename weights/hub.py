@@ -218,7 +218,14 @@ def _one_at_a_time(hub: Hub) -> Iterator[None]:
     from filelock import FileLock, Timeout
 
     folder = apollo_home() / "models"
-    folder.mkdir(parents=True, exist_ok=True)
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+    except OSError as error:
+        raise WeightsError(
+            f"the folder {folder} cannot be made ({error.strerror or error})",
+            "",
+            "set APOLLO_HOME to a folder that can be written",
+        ) from None
     lock = FileLock(folder / f".{hub.repository.replace('/', '--')}.lock", timeout=0)
     try:
         with lock:

@@ -228,6 +228,30 @@ def test_no_network_is_one_line_with_a_next_step():
     assert "\n" not in str(caught.value)
 
 
+def test_a_folder_that_cannot_be_written_is_named(
+    hub: FakeHub, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    (tmp_path / "file").touch()
+    with pytest.raises(WeightsError, match=r"cannot be written.*set HF_HOME"):
+        pull(hub, cache_dir=tmp_path / "file" / "cache")
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "file" / "home"))
+    with pytest.raises(WeightsError, match="set APOLLO_HOME"):
+        pull(hub)
+
+
+def test_two_pulls_of_one_repository_do_not_meet(hub: FakeHub):
+    messages = []
+
+    def try_another(text: str) -> None:
+        if not messages:
+            with pytest.raises(WeightsError, match="another pull") as caught:
+                pull(hub)
+            messages.append(str(caught.value))
+
+    pull(hub, on_status=try_another)
+    assert len(messages) == 1
+
+
 def test_too_little_disk_is_told_with_numbers_before_the_download(
     hub: FakeHub, monkeypatch: pytest.MonkeyPatch
 ):
