@@ -1,18 +1,18 @@
-"""Writes what is generated: docs/cli.md, the frozen options and the map in AGENTS.md.
+"""Writes what is generated: docs/cli.md, the frozen options, the maps in README and AGENTS.md.
 
 python -m tests.house.reference           # says what is out of date
 python -m tests.house.reference --write   # brings it up to date
 """
 
-import ast
+import inspect
 import sys
 from collections.abc import Callable, Iterator
 
 import click
 
-from tests.house.repo import ROOT, python_files, syntax_tree
+from tests.house.repo import ROOT, python_files
+from tests.house.tree import build_readme, first_sentence
 
-WIDTH = 88
 MAP_HEADING = "## Every Python file\n"
 
 
@@ -35,22 +35,35 @@ def command_tree() -> list[tuple[str, click.Context]]:
 
 
 def _context(command: click.Command, name: str, parent: click.Context | None) -> click.Context:
-    return click.Context(
-        command, parent, info_name=name, terminal_width=WIDTH, max_content_width=WIDTH
-    )
+    return command.make_context(name, [], parent, resilient_parsing=True)
 
 
 def cli_pages() -> str:
-    """docs/cli.md: the help page of every command."""
-    parts = [
-        "# Command reference\n",
-        "The help page of every command, written by `python -m tests.house.reference --write`.",
-        "Answers go to stdout, everything else to stderr.\n",
+    """docs/cli.md: usage, words and options of every command.
+
+    Laid out here and not by click, whose layout may change from one release to the next.
+    """
+    lines = [
+        "# Command reference",
+        "Written by `python -m tests.house.reference --write` from the commands themselves. "
+        "`apollo COMMAND --help` says the same.",
     ]
     for path, context in command_tree():
-        page = context.command.get_help(context).rstrip()
-        parts.append(f"## {path}\n\n```text\n{page}\n```\n")
-    return "\n".join(parts)
+        usage = " ".join([path, *context.command.collect_usage_pieces(context)])
+        words = inspect.cleandoc(context.command.help or "").replace("\b\n", "")
+        lines += [f"## {path}", f"`{usage}`", words, _parameters(context)]
+        if context.command.epilog:
+            lines.append(inspect.cleandoc(context.command.epilog))
+    return "\n\n".join(line for line in lines if line) + "\n"
+
+
+def _parameters(context: click.Context) -> str:
+    records = (
+        parameter.get_help_record(context)
+        for parameter in context.command.get_params(context)
+        if isinstance(parameter, click.Option)
+    )
+    return "\n".join(f"- `{record[0]}`: {record[1]}" for record in records if record)
 
 
 def options() -> str:
@@ -73,14 +86,8 @@ def file_map() -> str:
     return f"{head}{MAP_HEADING}\n" + "\n".join(lines) + "\n"
 
 
-def first_sentence(path) -> str:
-    """The first line of a module's docstring, which each file must have."""
-    docstring = ast.get_docstring(syntax_tree(path))
-    assert docstring, f"{path} has no docstring"
-    return docstring.split("\n\n")[0].replace("\n", " ").rstrip(".")
-
-
 GENERATED: dict[str, Callable[[], str]] = {
+    "README.md": build_readme,
     "AGENTS.md": file_map,
     "docs/cli.md": cli_pages,
     "tests/house/options.txt": options,

@@ -7,8 +7,8 @@ import pytest
 
 from tests.house.reference import GENERATED
 from tests.house.repo import ROOT, project_files, read
+from tests.house.tree import shown_paths, written_lines
 
-TEXT_SUFFIXES = {".py", ".md", ".toml", ".txt", ".yml", ".yaml", ".json", ".cfg", ".css", ""}
 # A place on somebody's machine, or a package index that others reach by another name.
 LOCAL = re.compile(
     r"(?<![\w.-])/(?:work|root|home|Users)/[\w.]|(?<![\w/-])share[d]/"
@@ -39,47 +39,28 @@ def test_the_readme_has_exactly_two_set_up_commands():
     assert commands[1].rstrip().endswith('pip install -e ".[dev]" && pytest')
 
 
-def tree_entries() -> dict[Path, bool]:
-    """Paths in the README's file tree, each with whether it is a folder."""
-    (block,) = fenced(section(read("README.md"), "Files"), "text")
-    entries: dict[Path, bool] = {}
-    parents: list[str] = []
-    for line in block.splitlines():
-        name, *words = line.split()
-        depth = (len(line) - len(line.lstrip())) // 4
-        assert words, f"{name} has no description"
-        parents = [*parents[:depth], name.rstrip("/")]
-        entries[Path(*parents)] = name.endswith("/")
-    return entries
-
-
 def test_the_file_tree_of_the_readme_equals_the_disk():
-    entries = tree_entries()
-    for path, is_folder in entries.items():
-        assert (ROOT / path).is_dir() is is_folder, path
-    opened = {path.parent for path in entries}
-    uncovered = [
-        str(path)
-        for path in project_files()
-        if path not in entries
-        and not any(parent in entries and parent not in opened for parent in path.parents)
-    ]
-    assert uncovered == []
+    assert list(written_lines()) == shown_paths()
 
 
-def text_files() -> list[Path]:
-    return [
-        path
-        for path in project_files()
-        if path.suffix in TEXT_SUFFIXES and (ROOT / path).is_file() and path.name != ".gitignore"
-    ]
+def test_every_line_of_the_file_tree_has_a_description():
+    assert [str(path) for path, words in written_lines().items() if not words] == []
+
+
+def lines_of_text(path: Path) -> list[str]:
+    """The lines of a file; none if it is binary."""
+    content = (ROOT / path).read_bytes() if (ROOT / path).is_file() else b""
+    try:
+        return [] if b"\0" in content else content.decode("utf-8").splitlines()
+    except UnicodeDecodeError:
+        return []
 
 
 def test_no_text_names_a_place_on_somebodys_machine_or_a_package_index():
     named = [
         f"{path}:{number}"
-        for path in text_files()
-        for number, line in enumerate(read(str(path)).splitlines(), start=1)
+        for path in project_files()
+        for number, line in enumerate(lines_of_text(path), start=1)
         if LOCAL.search(line)
     ]
     assert named == []
