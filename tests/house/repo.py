@@ -11,9 +11,9 @@ SOURCE_FOLDERS = ("apollo_cli", "weights", "ui", "finetune")
 
 @cache
 def project_files() -> tuple[Path, ...]:
-    """Every file of the project, relative to its root: what git knows or would add."""
+    """Every file of the project, relative to its root: what git knows, without stray notes."""
     listed = subprocess.run(
-        ["git", "ls-files", "-z", "--cached", "--others", "--exclude-standard"],
+        ["git", "ls-files", "-z"],
         cwd=ROOT,
         capture_output=True,
         check=True,
