@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
@@ -66,7 +65,9 @@ class AnswerStream:
     def __iter__(self) -> Iterator[str]:
         return self.pieces
 
-
-def to_json(answer: Answer) -> str:
-    """One line of JSON."""
-    return json.dumps(answer.to_dict(), ensure_ascii=False)
+    def finish(self) -> Answer:
+        """Write whatever is still to be written and return the whole."""
+        for _ in self.pieces:
+            pass
+        assert self.answer is not None
+        return self.answer

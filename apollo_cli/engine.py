@@ -161,11 +161,7 @@ class Apollo:
             UsageError: the question is empty.
             FitError: the question does not fit the context.
         """
-        stream = self.stream(video, question, options, history)
-        for _ in stream:
-            pass
-        assert stream.answer is not None
-        return stream.answer
+        return self.stream(video, question, options, history).finish()
 
     def stream(
         self,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import re
 import sys
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
+    from apollo_cli.answer import Answer, AnswerStream
     from apollo_cli.engine import Apollo, Progress
     from apollo_cli.video_memory import VideoMemory
 
@@ -88,6 +90,36 @@ def ask(
     The answer goes to stdout, everything else to stderr.
     """
     files, asked = split_arguments(sources, questions)
+    sampling, options = read_options(flags)
+    from apollo_cli.video.probe import probe
+
+    # Files are looked at before the model is loaded: what is wrong with them is told at once.
+    infos = [probe(file) for file in files]
+    from apollo_cli.engine import load
+
+    with progress(quiet) as report:
+        apollo = load(model, device=device, dtype=dtype, template=template, on_progress=report)
+        longest = max(len(apollo.prompts.suffix_ids(question)) for question in asked)
+        reserve = longest + options.max_new_tokens
+        memories = apollo.watch_all(infos, sampling, reserve_tokens=reserve, on_progress=report)
+    remark = _silent if quiet else _remark
+    _introduce(apollo, memories, remark)
+    for question in asked:
+        stream = apollo.stream(memories, question, options)
+        label = question if len(asked) > 1 else None
+        answer = _write_json(stream) if as_json else _write_text(stream, label)
+        for note in (*answer.notes, *apollo.remarks(question)):
+            remark(note)
+        if answer.stop == "length":
+            remark(f"the answer was cut at {options.max_new_tokens} tokens (--max-new-tokens)")
+
+
+def read_options(flags: dict[str, Any]) -> tuple[SamplingOptions, GenerationOptions]:
+    """Put the flags into their places.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
     sampling = SamplingOptions(
         mode=flags["sampling"],
         fps=flags["fps"],
@@ -97,43 +129,8 @@ def ask(
         end_seconds=flags["end"],
         short=flags["short"],
     )
-    options = GenerationOptions(
-        max_new_tokens=flags["max_new_tokens"],
-        temperature=flags["temperature"],
-        top_p=flags["top_p"],
-        seed=flags["seed"],
-        repetition_penalty=flags["repetition_penalty"],
-    )
-    from apollo_cli.video.probe import probe
-
-    # Files are looked at before the model is loaded: what is wrong with them is told at once.
-    infos = [probe(file) for file in files]
-    from apollo_cli.engine import load
-
-    with progress(quiet) as report:
-        apollo = load(model, device=device, dtype=dtype, template=template, on_progress=report)
-        reserve = options.max_new_tokens + max(
-            len(apollo.prompts.suffix_ids(question)) for question in asked
-        )
-        memories = apollo.watch_all(infos, sampling, reserve_tokens=reserve, on_progress=report)
-    remark = _silent if quiet else _remark
-    _introduce(apollo, memories, remark)
-    for question in asked:
-        stream = apollo.stream(memories, question, options)
-        if as_json:
-            for _ in stream:
-                pass
-        else:
-            _print_answer(stream, question if len(asked) > 1 else None)
-        assert stream.answer is not None
-        if as_json:
-            from apollo_cli.answer import to_json
-
-            click.echo(to_json(stream.answer))
-        for note in (*stream.answer.notes, *apollo.remarks(question)):
-            remark(note)
-        if stream.answer.stop == "length":
-            remark(f"the answer was cut at {options.max_new_tokens} tokens (--max-new-tokens)")
+    fields = ("max_new_tokens", "temperature", "top_p", "seed", "repetition_penalty")
+    return sampling, GenerationOptions(**{field: flags[field] for field in fields})
 
 
 def split_arguments(
@@ -187,13 +184,20 @@ def progress(quiet: bool) -> Iterator[Progress]:
         yield report
 
 
-def _print_answer(stream: Any, question: str | None) -> None:
+def _write_text(stream: AnswerStream, question: str | None) -> Answer:
     if question is not None:
         click.echo(f"Q: {question}\nA: ", nl=False)
     for piece in stream:
         click.echo(piece, nl=False)
         sys.stdout.flush()
     click.echo()
+    return stream.finish()
+
+
+def _write_json(stream: AnswerStream) -> Answer:
+    answer = stream.finish()
+    click.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
+    return answer
 
 
 def _introduce(apollo: Apollo, memories: list[VideoMemory], remark: Any) -> None:

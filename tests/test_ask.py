@@ -1,0 +1,168 @@
+"""``apollo ask`` as a user types it: answer on stdout, all else on stderr, the right exit code."""
+
+from __future__ import annotations
+
+import io
+import json
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import pytest
+
+from apollo_cli.cli import main
+from tests import tiny
+from tests.tiny import Tiny
+
+CASES = Path(__file__).parent / "cases"
+CLIP = str(CASES / "cfr30.mp4")
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.save(tmp_path_factory.mktemp("ask") / "checkpoint"))
+
+
+@dataclass
+class Done:
+    """What a run of the command left behind."""
+
+    returncode: int
+    stdout: str
+    stderr: str
+
+
+Run = Callable[..., Done]
+
+
+@pytest.fixture
+def run(capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch) -> Run:
+    """Run the command in this process: importing torch once is enough for all of these."""
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+
+    def call(*arguments: str, stdin: str = "") -> Done:
+        monkeypatch.setattr(sys, "stdin", io.StringIO(stdin))
+        code = main(arguments)
+        written = capfd.readouterr()
+        return Done(code, written.out, written.err)
+
+    return call
+
+
+@pytest.fixture
+def ask(run: Run, checkpoint: str) -> Run:
+    fixed = ("--model", checkpoint, "--max-new-tokens", "6")
+    return lambda *arguments, stdin="": run("ask", *arguments, *fixed, stdin=stdin)
+
+
+def test_the_answer_is_on_stdout_and_everything_else_on_stderr(ask: Run):
+    done = ask(CLIP, "What is it?")
+    assert done.returncode == 0
+    assert len(done.stdout.splitlines()) >= 1
+    assert "cfr30.mp4: 2 clips, every moment seen" in done.stderr
+    quiet = ask(CLIP, "What is it?", "--quiet")
+    assert (quiet.stdout, quiet.stderr) == (done.stdout, "")
+
+
+def test_json_has_one_object_a_line_for_each_question(ask: Run):
+    done = ask(CLIP, "-q", "one?", "-q", "two?", "--json")
+    first, second = (json.loads(line) for line in done.stdout.splitlines())
+    assert [first["question"], second["question"]] == ["one?", "two?"]
+    assert first["videos"][0]["clip_times"] == [[0.0, 0.5, 1.0, 1.5], [2.0, 2.5, 3.0, 3.5]]
+    assert first["tokens"]["visual"] == 16
+    assert {"load", "decode", "encode", "prefill", "generate"} == set(first["seconds"])
+    assert set(first) == {
+        "question", "answer", "stop", "model", "videos", "tokens", "seconds", "notes",
+    }  # fmt: skip
+
+
+def test_a_question_is_read_from_stdin(ask: Run):
+    typed = ask(CLIP, "What is it?", "--json")
+    piped = ask(CLIP, "-", "--json", stdin="What is it?\n")
+    answers = [json.loads(done.stdout)["answer"] for done in (typed, piped)]
+    assert answers[0] == answers[1]
+
+
+def test_a_window_is_given_in_seconds_or_minutes(ask: Run):
+    done = ask(CLIP, "one?", "--from", "0:01", "--to", "3.5", "--json")
+    assert json.loads(done.stdout)["videos"][0]["window_seconds"] == [1.0, 3.5]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "words"),
+    [
+        (("nowhere.mp4", "one?"), 3, "nowhere.mp4"),
+        ((str(CASES), "one?"), 3, "folder"),
+        ((str(CASES / "empty.mp4"), "one?"), 3, "empty"),
+        ((str(CASES / "html_page.mp4"), "one?"), 3, "html_page.mp4"),
+        ((CLIP, ""), 2, "question is empty"),
+        ((CLIP,), 2, "a file and a question"),
+        ((), 2, "a file and a question"),
+        ((CLIP, "one?", "--from", "10"), 2, "ends at 4.0 s"),
+        ((CLIP, "one?", "--from", "3", "--to", "2"), 2, "--to must be later"),
+        ((CLIP, "one?", "--from", "soon"), 2, "is not a time"),
+        ((CLIP, "one?", "--fps", "0"), 2, "--fps"),
+        ((CLIP, "one?", "--frames", "3"), 2, "--sampling uniform"),
+        ((CLIP, "one?", "--temperature", "-1"), 2, "--temperature"),
+        ((CLIP, "one?", "--template", "llama"), 2, "qwen_1_5"),
+        ((CLIP, "one?", "--device", "cuda"), 6, "--device cpu"),
+        ((CLIP, "one?", "--dtype", "int3"), 6, "bfloat16"),
+        ((CLIP, "why " * 5000), 4, "holds 4096"),
+    ],
+)
+def test_bad_input_is_one_line_with_its_exit_code(
+    arguments: tuple[str, ...], code: int, words: str, ask: Run
+):
+    done = ask(*arguments)
+    assert done.returncode == code, done.stderr
+    assert done.stdout == ""
+    assert words in done.stderr
+    assert "Traceback" not in done.stderr
+    errors = [line for line in done.stderr.splitlines() if line.lower().startswith("error")]
+    assert len(errors) == 1
+
+
+@pytest.mark.parametrize(
+    ("model", "words"),
+    [
+        ("apollo-99b", "apollo-3b"),
+        ("apollo-3b", "apollo models pull"),
+        ("/nowhere/at/all", "/nowhere/at/all"),
+    ],
+)
+def test_a_model_that_is_not_there_is_a_weights_error(model: str, words: str, run: Run):
+    done = run("ask", CLIP, "one?", "--model", model)
+    assert done.returncode == 5
+    assert words in done.stderr
+
+
+def test_a_checkpoint_that_lacks_tensors_lists_them(tmp_path: Path, run: Run):
+    from safetensors.torch import load_file, save_file
+
+    folder = tiny.save(tmp_path / "broken", Tiny())
+    file = folder / "mm_connector" / "model.safetensors"
+    tensors = load_file(file)
+    del tensors["proj.0.bias"], tensors["resampler.norm.wheight"]
+    save_file(tensors, file)
+    done = run("ask", CLIP, "one?", "--model", str(folder))
+    assert done.returncode == 5
+    assert "proj.0.bias" in done.stderr
+    assert "resampler.norm.wheight" in done.stderr
+
+
+def test_an_interrupt_leaves_with_130(checkpoint: str):
+    process = subprocess.Popen(
+        [sys.executable, "-m", "apollo_cli", "ask", CLIP, "one?", "--model", checkpoint],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    time.sleep(1.5)
+    process.send_signal(signal.SIGINT)
+    _, errors = process.communicate(timeout=60)
+    assert process.returncode == 130
+    assert "Traceback" not in errors
