@@ -11,7 +11,7 @@ import numpy as np
 
 from apollo_cli.video.packets import PacketScan
 from apollo_cli.video.picture import display_shape
-from apollo_cli.video.timeline import Times, typical_step
+from apollo_cli.video.timeline import Times, damaged_spans, typical_step
 from apollo_cli.video.trial import FirstPictures
 
 # A header may round; it may not promise more than this share beyond what is there.
@@ -19,7 +19,7 @@ _LENGTH_SLACK = 0.05
 _LENGTH_SLACK_SECONDS = 0.5
 _LONG_GAP_SECONDS = 60.0
 _SPLICED_GAP_SECONDS = 5.0
-_OFFSET_SECONDS = 0.5
+_OFFSET_SECONDS = 0.9
 _SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
 
 
@@ -59,7 +59,11 @@ def _missing(scan: PacketScan, first: FirstPictures) -> list[str]:
     if scan.cut_short:
         faults.append("the file ends early: the last picture is incomplete")
     if scan.blank:
-        faults.append(f"{scan.blank} pictures hold nothing but zeros")
+        faults.append(f"{scan.blank} pictures are missing: the file has holes of zeros")
+    holes = damaged_spans(scan)
+    if holes:
+        count = sum(int(scan.is_shown[first:end].sum()) for first, end in holes)
+        faults.append(f"data is lost in {len(holes)} places: about {count} pictures are damaged")
     lost = int((scan.is_shown & first.undecodable).sum())
     if lost:
         faults.append(f"the first {lost} pictures can't be decoded: the file starts in a group")

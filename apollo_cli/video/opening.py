@@ -101,7 +101,9 @@ def sniff(path: Path) -> MediaKind:
         raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from None
     is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
     is_heif = head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis", b"heic", b"heix", b"mif1")
-    if head.startswith(_IMAGE_STARTS) or is_webp or is_heif:
+    # A film of bare JPEG pictures starts like a photo, and some photos hold a second picture.
+    is_film = path.suffix.lower() in (".mjpeg", ".mjpg")
+    if (head.startswith(_IMAGE_STARTS) and not is_film) or is_webp or is_heif:
         return "image"
     for start, what, next_step in _OTHER_STARTS:
         if head.startswith(start):

@@ -15,6 +15,13 @@ from apollo_cli.video.feed import silence_other_streams
 
 NO_TIME = np.iinfo(np.int64).min
 
+# In these a packet of zeros can only be a hole in the file.
+_NEVER_ZERO = ("h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mjpeg")
+
+# These never hold three zeros in a row, but for the lengths in front of each part.
+_ESCAPED = ("h264", "hevc", "vvc")
+_HOLE_BYTES = 8
+
 _SEQUENCE_HEADER = {
     "h264": re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{4,64}?)\x00\x00", re.DOTALL),
     "hevc": re.compile(rb"\x00\x00\x01\x42\x01(.{4,96}?)\x00\x00\x01", re.DOTALL),
@@ -34,8 +41,9 @@ class PacketScan:
         is_shown: the packet holds a picture that a player shows; packets outside of the edit
             list, hidden reference pictures and packets without content are not.
         formats: how many different picture formats the sequence headers name.
+        gaps: numbers of the packets from which on data is missing.
         cut_short: the last packet is incomplete: the file ends early.
-        blank: number of packets that hold nothing but zeros.
+        blank: number of packets with a hole of zeros.
         encrypted: the content is protected.
     """
 
@@ -45,6 +53,7 @@ class PacketScan:
     is_key: np.ndarray
     is_shown: np.ndarray
     formats: int
+    gaps: list[int]
     cut_short: bool
     blank: int
     encrypted: bool
@@ -56,8 +65,12 @@ def scan_packets(
     """Demux a whole stream once. Damage ends the scan where the container can't be followed."""
     silence_other_streams(container, stream)
     codec = stream.codec_context.name
+    is_transport = container.format.name == "mpegts"
+    never_zero = codec in _NEVER_ZERO
+    has_lengths = codec in _ESCAPED and container.format.name.startswith(("mov", "matroska"))
     rows: list[tuple[int, int, int, bool, bool]] = []
     formats: set[bytes] = set()
+    gaps: list[int] = []
     blank = 0
     last_corrupt = encrypted = False
     packets = container.demux(stream)
@@ -73,7 +86,7 @@ def scan_packets(
             continue
         if not rows:
             encrypted = packet.has_sidedata("encryption_info")
-        is_blank = _is_blank(packet)
+        is_blank = _has_hole(packet, never_zero, has_lengths)
         blank += is_blank
         key = packet.is_keyframe
         if key:
@@ -89,10 +102,15 @@ def scan_packets(
             )
         )
         last_corrupt = packet.is_corrupt
+        if is_blank:
+            gaps.append(len(rows) - 1)
+        # Other containers mark the last packet only, when the file ends inside of it.
+        if last_corrupt and is_transport:
+            # The mark of a transport stream comes up to one picture early.
+            gaps.append(len(rows) + 1)
     columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
     is_shown = columns[4].astype(bool)
-    # Transport streams mark packets at every splice; elsewhere the mark means missing bytes.
-    cut_short = last_corrupt and "mpegts" not in container.format.name
+    cut_short = last_corrupt and not is_transport
     if cut_short and len(is_shown):
         is_shown[-1] = False
     return PacketScan(
@@ -102,15 +120,16 @@ def scan_packets(
         is_key=columns[3].astype(bool),
         is_shown=is_shown,
         formats=len(formats),
+        gaps=gaps,
         cut_short=cut_short,
         blank=blank,
         encrypted=encrypted,
     )
 
 
-def _is_blank(packet: av.Packet) -> bool:
-    head = memoryview(packet)[:64]
-    return len(head) == 64 and head[0] == 0 and not any(head)
+def _has_hole(packet: av.Packet, never_zero: bool, has_lengths: bool) -> bool:
+    data = memoryview(packet)
+    return never_zero and not (any(data[:64]) and (not has_lengths or any(data[-_HOLE_BYTES:])))
 
 
 def _is_hidden(codec: str, packet: av.Packet) -> bool:

@@ -36,6 +36,7 @@ _STRAIGHT_CODECS = (
     "zmbv",
     "rawvideo",
 )
+_TRUE_TIME_CONTAINERS = ("mov", "matroska", "mpegts", "mpeg", "flv", "nut")
 _INDEXED_CONTAINERS = ("mov", "matroska")
 
 
@@ -243,7 +244,13 @@ def _assemble(
             offset_seconds=offset,
             aspect=aspect,
         ),
-        timeline=build_timeline(scan, times, may_seek, in_order),
+        timeline=build_timeline(
+            scan,
+            times,
+            may_seek=may_seek,
+            in_order=in_order,
+            reorders=first.reorders and not container.format.name.startswith(_TRUE_TIME_CONTAINERS),
+        ),
     )
 
 

@@ -14,6 +14,9 @@ Walk = Literal["seek", "skip", "straight", "count"]
 # A time stamp that falls back by more than this starts a new recording in the same file.
 _RESTART_SECONDS = 0.5
 
+# No more pictures than this are stored out of their order.
+_REORDER_PICTURES = 16
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -25,6 +28,7 @@ class Timeline:
         packet: (pictures,) number of the packet that holds the picture.
         keys: numbers of the packets at which decoding may start, ascending.
         key_of: (pictures,) position in ``keys`` of the last one that gives the picture right.
+        damaged: spans of packets, from the first up to before the last, known to be damaged.
         walk: ``seek`` may jump in the file; ``skip`` reads on but leaves out packets; ``straight``
             decodes everything from the start; ``count`` does so too, and knows a picture only by
             its place among those that come out.
@@ -35,6 +39,7 @@ class Timeline:
     packet: np.ndarray
     keys: np.ndarray
     key_of: np.ndarray
+    damaged: tuple[tuple[int, int], ...]
     walk: Walk
 
 
@@ -100,34 +105,55 @@ def _fill_missing(pts: np.ndarray, missing: np.ndarray) -> np.ndarray:
         return index.astype(np.float64)
     step = typical_step(np.sort(pts[known]))
     filled = np.interp(index, known, pts[known])
-    before, after = index < known[0], index > known[-1]
-    filled[before] = pts[known].min() - step * (known[0] - index[before])
+    # Matroska can't tell times below 0: those pictures are all shown before the others.
+    before = missing & (index < known[0] + _REORDER_PICTURES) & missing[0]
+    after = index > known[-1]
+    filled[before] = pts[known].min() - step * np.arange(before.sum(), 0, -1)
     filled[after] = pts[known].max() + step * (index[after] - known[-1])
     return np.where(missing, filled, pts)
 
 
-def build_timeline(scan: PacketScan, times: Times, may_seek: bool, in_order: bool) -> Timeline:
+def build_timeline(
+    scan: PacketScan, times: Times, *, may_seek: bool, in_order: bool, reorders: bool
+) -> Timeline:
     """Choose how the reader may move, and where it must start for each picture.
 
     Args:
         may_seek: the container has a true index of its key packets.
         in_order: the decoder needs every packet from the start on.
+        reorders: the decoder gives pictures in another order than the file. If the time stamps
+            know nothing of that, as in AVI and ASF, they are decoding times.
     """
     packets = len(scan.pts)
     picture = np.full(packets, -1, dtype=np.int64)
     picture[times.order] = np.arange(len(times.order))
     keys = np.flatnonzero(scan.is_key)
+    damaged = damaged_spans(scan)
     shown_pts = scan.pts[times.order]
     has_times = not (shown_pts == NO_TIME).any() and not (scan.pts[keys] == NO_TIME).any()
+    has_times &= not (reorders and (np.diff(times.order) > 0).all())
     if in_order or not has_times or not len(keys):
         walk: Walk = "straight" if has_times else "count"
         keys = np.zeros(1, dtype=np.int64)
         key_of = np.zeros(len(times.order), dtype=np.int64)
-        return Timeline(scan.pts, picture, times.order, keys, key_of, walk)
+        return Timeline(scan.pts, picture, times.order, keys, key_of, damaged, walk)
     is_unique = len(np.unique(scan.pts)) == packets
     walk = "seek" if may_seek and is_unique and not times.restarts else "skip"
     # Pictures that are stored behind a key packet and shown before it need the group before.
     key_of = np.maximum(np.searchsorted(keys, times.order, side="right") - 1, 0)
     leads = (scan.pts[keys[key_of]] > shown_pts) & (key_of > 0)
     key_of = np.where(leads, key_of - 1, key_of)
-    return Timeline(scan.pts, picture, times.order, keys, key_of, walk)
+    return Timeline(scan.pts, picture, times.order, keys, key_of, damaged, walk)
+
+
+def damaged_spans(scan: PacketScan) -> tuple[tuple[int, int], ...]:
+    """Packets that are built on lost data: behind each gap, up to the next key packet."""
+    keys = np.flatnonzero(scan.is_key)
+    spans = []
+    for gap in scan.gaps:
+        # At a splice a key packet follows at once, and nothing is damaged.
+        later = keys[keys >= gap]
+        end = int(later[0]) if len(later) else len(scan.pts)
+        if scan.is_shown[gap:end].any() and not (spans and gap < spans[-1][1]):
+            spans.append((gap, end))
+    return tuple(spans)

@@ -28,6 +28,7 @@ class FirstPictures:
         pixel_format: FFmpeg's name.
         turn: from the display matrix.
         interlaced, hdr: flags of the first picture.
+        reorders: the decoder holds pictures back, to put them into another order.
         undecodable: (packets,) bool: in front of the first key packet, or shown before it and
             built on pictures that are not in the file.
     """
@@ -37,6 +38,7 @@ class FirstPictures:
     turn: Turn
     interlaced: bool
     hdr: bool
+    reorders: bool
     undecodable: np.ndarray
 
 
@@ -78,5 +80,6 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
         turn=read_turn(first),
         interlaced=first.interlaced_frame,
         hdr=is_hdr(first),
+        reorders=feed.stream.codec_context.has_b_frames,
         undecodable=undecodable,
     )

@@ -66,9 +66,10 @@ class Walk:
     def __init__(self, path: Path, stream_index: int, timeline: Timeline, threads: int = 1) -> None:
         self._line = timeline
         self._feed = Feed(path, stream_index, threads)
-        self._damage = _Damage()
+        self._damage = _Damage(list(timeline.damaged))
         self._is_running = False
-        self._may_skip_nonref = self._feed.stream.codec_context.name in _SKIPS_NONREF
+        may_skip = timeline.walk in ("seek", "skip")
+        self._may_skip_nonref = may_skip and self._feed.stream.codec_context.name in _SKIPS_NONREF
         self._may_seek = timeline.walk == "seek"
         self._retries = 0
         self._run_up = 0
@@ -108,7 +109,8 @@ class Walk:
 
     def _advance(self, picture: int, after: int | None, wanted: set[int]) -> av.VideoFrame | None:
         line, feed = self._line, self._feed
-        number = int(line.packet[picture])
+        # Where pictures are known by their count only, nothing says when one has been sent.
+        number = len(line.pts) if line.walk == "count" else int(line.packet[picture])
         if picture not in self._ready:
             self._move_to(self._key_before(picture))
         late = 0

@@ -1,0 +1,64 @@
+"""Make small marked videos of further kinds, with PyAV."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+from av.video.stream import VideoStream
+
+from tests.cases.marker import draw_marker
+
+
+def marked_frame(number: int, hundredths: int, size: tuple[int, int]) -> av.VideoFrame:
+    """One picture with its marker, as RGB."""
+    gray = draw_marker(number, hundredths, *size)
+    return av.VideoFrame.from_ndarray(np.repeat(gray[..., None], 3, axis=2), format="rgb24")
+
+
+def make_film(
+    path: Path,
+    *,
+    codec: str = "libx264",
+    pixel_format: str = "yuv420p",
+    size: tuple[int, int] = (160, 90),
+    count: int = 60,
+    fps: Fraction | int = 30,
+    gop: int = 15,
+    ticks: Sequence[int] | None = None,
+    tick: Fraction | None = None,
+    options: dict[str, str] | None = None,
+    mux: dict[str, str] | None = None,
+    file_format: str | None = None,
+    prepare: Callable[[VideoStream], None] | None = None,
+) -> Path:
+    """Write a film whose picture k carries the mark k; returns its path.
+
+    Args:
+        ticks: time stamp of each picture in units of ``tick``; evenly spaced at ``fps`` if None.
+        options, mux: for the encoder and for the container.
+        prepare: called with the stream before the first picture.
+    """
+    with av.open(str(path), "w", format=file_format, options=mux or {}) as container:
+        stream = container.add_stream(codec, rate=fps)
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height = size
+        stream.pix_fmt = pixel_format
+        stream.codec_context.gop_size = gop
+        stream.options = dict(options or {})
+        if tick is not None:
+            stream.codec_context.time_base = tick
+        if prepare:
+            prepare(stream)
+        base = tick or 1 / Fraction(fps)
+        for number in range(count):
+            stamp = number if ticks is None else ticks[number]
+            frame = marked_frame(number, abs(round(stamp * base * 100)), size)
+            frame = frame.reformat(format=pixel_format)
+            frame.pts, frame.time_base = stamp, base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
