@@ -9,6 +9,7 @@ import av.container
 import av.video.stream
 import numpy as np
 
+from apollo_cli.video.clock import Clock
 from apollo_cli.video.packets import PacketScan
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import Times, damaged_spans, typical_step
@@ -30,15 +31,14 @@ def describe_faults(
     scan: PacketScan,
     first: FirstPictures,
     times: Times,
-    seconds: np.ndarray,
-    offset_seconds: float,
+    clock: Clock,
     aspect: Fraction | None,
 ) -> tuple[str, ...]:
     """All warnings about a file, the gravest first."""
     faults = [
         *_missing(scan, first),
-        *_times(container, times, seconds),
-        *_promises(container, stream, scan, times, seconds),
+        *_times(container, times, clock.seconds),
+        *_promises(container, stream, times, clock),
     ]
     if scan.formats > 1:
         faults.append("the picture's size or format changes on the way")
@@ -46,8 +46,9 @@ def describe_faults(
         faults.append("interlaced: pictures are taken as they are stored")
     if first.hdr:
         faults.append("HDR: brightness is mapped to an ordinary screen")
-    if offset_seconds > _OFFSET_SECONDS:
-        faults.append(f"the file's clock starts at {offset_seconds:.2f} s: times count from there")
+    if clock.offset_seconds > _OFFSET_SECONDS:
+        start = f"{clock.offset_seconds:.2f} s"
+        faults.append(f"the file's clock starts at {start}: times count from there")
     width, height = first.size
     if aspect and display_shape(width, height, aspect) == (width, height):
         faults.append(f"a pixel aspect of {aspect} is ignored")
@@ -98,15 +99,13 @@ def _times(container: av.container.InputContainer, times: Times, seconds: np.nda
 def _promises(
     container: av.container.InputContainer,
     stream: av.video.stream.VideoStream,
-    scan: PacketScan,
     times: Times,
-    seconds: np.ndarray,
+    clock: Clock,
 ) -> list[str]:
     if times.restarts:
         return []
-    step = typical_step(seconds)
-    end = float(seconds[-1]) + step
-    span = end - float(seconds[0])
+    end = clock.duration_seconds
+    span = end - float(clock.seconds[0])
     promised = _promised_seconds(container, stream)
     if promised is None:
         return []

@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import shown
 from apollo_cli.video.picture import over_black
 
@@ -39,7 +40,7 @@ class ImageFacts:
 
 
 @contextmanager
-def _open_image(path: Path, max_pixels: int) -> Iterator[Image.Image]:
+def _open_image(path: Path, limits: Limits) -> Iterator[Image.Image]:
     try:
         with warnings.catch_warnings():
             # The size is checked below, against our own limit.
@@ -50,24 +51,20 @@ def _open_image(path: Path, max_pixels: int) -> Iterator[Image.Image]:
         reason = "too many pixels" if too_large else "damaged or of an unknown kind"
         raise MediaError(f"{shown(path)} is not a readable image ({reason})") from None
     with image:
-        width, height = image.size
-        if width * height > max_pixels:
-            raise MediaError(
-                f"{shown(path)} is {width}x{height}", f"allowed are {max_pixels:,} pixels"
-            )
+        limits.check_size(path, *image.size)
         try:
             yield image
         except (OSError, ValueError, SyntaxError, EOFError) as error:
             raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
 
 
-def read_image_facts(path: Path, max_pixels: int) -> ImageFacts:
+def read_image_facts(path: Path, limits: Limits) -> ImageFacts:
     """Open an image or animation and count its pictures.
 
     Raises:
-        MediaError: damaged, of an unknown kind, or larger than ``max_pixels``.
+        MediaError: damaged, of an unknown kind, or too large.
     """
-    with _open_image(path, max_pixels) as image:
+    with _open_image(path, limits) as image:
         frames = getattr(image, "n_frames", 1) if _may_move(image) else 1
         milliseconds = [0.0]
         for index in range(frames if frames > 1 else 0):
@@ -94,11 +91,9 @@ def _may_move(image: Image.Image) -> bool:
     return image.format in ("GIF", "PNG", "WEBP", "AVIF")
 
 
-def walk_image(
-    path: Path, pictures: list[int], max_pixels: int
-) -> Iterator[tuple[int, np.ndarray]]:
+def walk_image(path: Path, pictures: list[int], limits: Limits) -> Iterator[tuple[int, np.ndarray]]:
     """Yield ``(picture, (H, W, 3) uint8 RGB)`` for ascending pictures; alpha lies over black."""
-    with _open_image(path, max_pixels) as image:
+    with _open_image(path, limits) as image:
         for index in pictures:
             image.seek(index)
             upright = ImageOps.exif_transpose(image)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from array import array
 from dataclasses import dataclass
 
 import av
@@ -20,7 +21,7 @@ _NEVER_ZERO = ("h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video"
 
 # These never hold three zeros in a row, but for the lengths in front of each part.
 _ESCAPED = ("h264", "hevc", "vvc")
-_HOLE_BYTES = 8
+_HOLE_BYTES = 16
 
 _SEQUENCE_HEADER = {
     "h264": re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{4,64}?)\x00\x00", re.DOTALL),
@@ -59,84 +60,93 @@ class PacketScan:
     encrypted: bool
 
 
-def scan_packets(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
-) -> PacketScan:
-    """Demux a whole stream once. Damage ends the scan where the container can't be followed."""
-    silence_other_streams(container, stream)
-    codec = stream.codec_context.name
-    is_transport = container.format.name == "mpegts"
-    never_zero = codec in _NEVER_ZERO
-    has_lengths = codec in _ESCAPED and container.format.name.startswith(("mov", "matroska"))
-    rows: list[tuple[int, int, int, bool, bool]] = []
-    formats: set[bytes] = set()
-    gaps: list[int] = []
-    blank = 0
-    last_corrupt = encrypted = False
-    packets = container.demux(stream)
-    while True:
-        try:
-            packet = next(packets, None)
-        except FFmpegError:
-            last_corrupt = True
-            break
-        if packet is None:
-            break
-        if packet.size == 0:
-            continue
-        if not rows:
-            encrypted = packet.has_sidedata("encryption_info")
-        is_blank = _has_hole(packet, never_zero, has_lengths)
-        blank += is_blank
-        key = packet.is_keyframe
-        if key:
-            formats |= _picture_format(codec, packet)
-        pts, dts = packet.pts, packet.dts
-        rows.append(
-            (
-                NO_TIME if pts is None else pts,
-                NO_TIME if dts is None else dts,
-                packet.duration or 0,
-                key and not is_blank,
-                not (packet.is_discard or is_blank or _is_hidden(codec, packet)),
-            )
+class _Columns:
+    """What is kept of each packet, in a few bytes: a day of video has millions of them."""
+
+    def __init__(self, codec: str, container: str) -> None:
+        self._codec = codec
+        self._never_zero = codec in _NEVER_ZERO
+        self._has_lengths = codec in _ESCAPED and container.startswith(("mov", "matroska"))
+        self._is_transport = container == "mpegts"
+        self.stamps = array("q")
+        self.flags = bytearray()
+        self.formats: set[bytes] = set()
+        self.gaps: list[int] = []
+        self.blank = 0
+        self.encrypted = False
+        self.ends_broken = False
+
+    def add(self, packet: av.Packet) -> None:
+        number = len(self.flags)
+        if number == 0:
+            self.encrypted = packet.has_sidedata("encryption_info")
+        data = memoryview(packet)
+        is_blank = self._never_zero and (
+            not any(data[:_HOLE_BYTES]) or (self._has_lengths and not any(data[-_HOLE_BYTES:]))
         )
-        last_corrupt = packet.is_corrupt
+        is_key = packet.is_keyframe and not is_blank
+        is_hidden = packet.is_discard or is_blank or _is_hidden(self._codec, data)
+        pts, dts = packet.pts, packet.dts
+        self.stamps.append(NO_TIME if pts is None else pts)
+        self.stamps.append(NO_TIME if dts is None else dts)
+        self.stamps.append(packet.duration or 0)
+        self.flags.append(is_key | (not is_hidden) << 1)
+        if is_key:
+            self.formats |= _picture_format(self._codec, data)
         if is_blank:
-            gaps.append(len(rows) - 1)
+            self.blank += 1
+            self.gaps.append(number)
+        self.ends_broken = packet.is_corrupt
         # Other containers mark the last packet only, when the file ends inside of it.
-        if last_corrupt and is_transport:
+        if self.ends_broken and self._is_transport:
             # The mark of a transport stream comes up to one picture early.
-            gaps.append(len(rows) + 1)
-    columns = np.array(rows, dtype=np.int64).reshape(-1, 5).T
-    is_shown = columns[4].astype(bool)
-    cut_short = last_corrupt and not is_transport
-    if cut_short and len(is_shown):
-        is_shown[-1] = False
-    return PacketScan(
-        pts=columns[0],
-        dts=columns[1],
-        durations=columns[2],
-        is_key=columns[3].astype(bool),
-        is_shown=is_shown,
-        formats=len(formats),
-        gaps=gaps,
-        cut_short=cut_short,
-        blank=blank,
-        encrypted=encrypted,
-    )
+            self.gaps.append(number + 2)
+
+    def finish(self) -> PacketScan:
+        stamps = np.frombuffer(self.stamps, dtype=np.int64).reshape(-1, 3)
+        flags = np.frombuffer(self.flags, dtype=np.uint8)
+        is_shown = flags & 2 > 0
+        cut_short = self.ends_broken and not self._is_transport
+        if cut_short:
+            is_shown[-1:] = False
+        return PacketScan(
+            pts=stamps[:, 0].copy(),
+            dts=stamps[:, 1].copy(),
+            durations=stamps[:, 2].copy(),
+            is_key=flags & 1 > 0,
+            is_shown=is_shown,
+            formats=len(self.formats),
+            gaps=self.gaps,
+            cut_short=cut_short,
+            blank=self.blank,
+            encrypted=self.encrypted,
+        )
 
 
-def _has_hole(packet: av.Packet, never_zero: bool, has_lengths: bool) -> bool:
-    data = memoryview(packet)
-    return never_zero and not (any(data[:64]) and (not has_lengths or any(data[-_HOLE_BYTES:])))
+def scan_packets(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, most: int
+) -> PacketScan | None:
+    """Demux a whole stream once; None when it has more than ``most`` packets.
+
+    Damage ends the scan where the container can't be followed.
+    """
+    silence_other_streams(container, stream)
+    columns = _Columns(stream.codec_context.name, container.format.name)
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                columns.add(packet)
+                if len(columns.flags) > most:
+                    return None
+    except FFmpegError:
+        columns.ends_broken = True
+    return columns.finish()
 
 
-def _is_hidden(codec: str, packet: av.Packet) -> bool:
+def _is_hidden(codec: str, data: memoryview) -> bool:
     """Whether a packet only holds a reference picture that is never shown (VP8 and VP9)."""
     if codec not in ("vp8", "vp9"):
         return False
-    data = memoryview(packet)
     first = data[0]
     if codec == "vp8":
         return not first >> 4 & 1
@@ -148,12 +158,12 @@ def _is_hidden(codec: str, packet: av.Packet) -> bool:
     return not (is_superframe or shows_existing or shows_itself)
 
 
-def _picture_format(codec: str, packet: av.Packet) -> set[bytes]:
+def _picture_format(codec: str, data: memoryview) -> set[bytes]:
     """The part of a key packet that fixes size and format, where the codec repeats it there."""
     if codec == "vp8":
-        return {bytes(memoryview(packet)[6:10])}
+        return {bytes(data[6:10])}
     if codec == "vp9":
-        return {bytes(memoryview(packet)[4:9])}
+        return {bytes(data[4:9])}
     pattern = _SEQUENCE_HEADER.get(codec)
-    found = pattern.search(bytes(memoryview(packet)[:2048])) if pattern else None
+    found = pattern.search(bytes(data[:2048])) if pattern else None
     return {found[1]} if found else set()

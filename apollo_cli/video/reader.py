@@ -9,11 +9,15 @@ import numpy as np
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.images import walk_image
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import shown
 from apollo_cli.video.picture import to_rgb
-from apollo_cli.video.probe import MAX_PIXELS, VideoInfo
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
+
+# The probe has checked the size, under the limits that the user gave.
+_UNLIMITED = Limits(max_pixels=1 << 62)
 
 
 @dataclass(frozen=True)
@@ -173,7 +177,7 @@ def _walk(
     report = ReadReport() if report is None else report
     report.pictures += len(pictures)
     if info.timeline is None:
-        for picture, rgb in walk_image(info.path, pictures, MAX_PIXELS):
+        for picture, rgb in walk_image(info.path, pictures, _UNLIMITED):
             yield picture, float(info.times[picture]), rgb
         return
     walk = Walk(info.path, info.stream_index, info.timeline)

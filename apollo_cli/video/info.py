@@ -1,0 +1,79 @@
+"""What is known about a video or image before any of it is read."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass, field
+from fractions import Fraction
+from pathlib import Path
+from typing import Literal
+
+import numpy as np
+
+from apollo_cli.video.picture import Turn
+from apollo_cli.video.timeline import Timeline, typical_step
+
+
+@dataclass(frozen=True)
+class VideoInfo:
+    """What a file holds and when each of its pictures is shown.
+
+    Attributes:
+        path: absolute.
+        kind: ``video`` or ``image``; an animation with more than one picture is a video.
+        times: (n,) float64, seconds, ascending: when each picture appears, on the player's clock.
+            mp4 and mov keep their time line as edited; others count from the container's start.
+        duration_seconds: end of the last picture's display, counted from 0; 0 for an image.
+        stored_size, display_size: width and height; the latter after pixel aspect and rotation.
+        rotation, mirrored: the stored picture is mirrored left to right, then turned clockwise
+            by ``rotation`` degrees.
+        sample_aspect: width of a pixel over its height, None where it is square or not given.
+        source_fps: average over the file; None when unknown.
+        constant_rate: all pictures are equally far apart, up to the container's rounding.
+        clock_offset_seconds: what was taken off the container's time stamps.
+        tick_seconds: how finely the container stores times.
+        stream_index: number of the stream among all streams of the file.
+        warnings: one short sentence each, empty for a sound file.
+        timeline: how the reader finds the pictures; None for images.
+    """
+
+    path: Path
+    kind: Literal["video", "image"]
+    times: np.ndarray = field(repr=False)
+    duration_seconds: float
+    stored_size: tuple[int, int]
+    display_size: tuple[int, int]
+    codec: str
+    container: str
+    rotation: int = 0
+    mirrored: bool = False
+    sample_aspect: Fraction | None = None
+    source_fps: float | None = None
+    constant_rate: bool = True
+    clock_offset_seconds: float = 0.0
+    tick_seconds: float = 0.0
+    stream_index: int = 0
+    warnings: tuple[str, ...] = ()
+    timeline: Timeline | None = field(default=None, repr=False)
+
+    @property
+    def frame_count(self) -> int:
+        """Number of pictures shown."""
+        return len(self.times)
+
+    @property
+    def turn(self) -> Turn:
+        """What makes a stored picture upright."""
+        return Turn(self.rotation, self.mirrored)
+
+    def frame_at(self, seconds: float) -> int:
+        """Index of the picture on display then; the first before the start, the last after the end.
+
+        Times are compared up to half a tick of the container, since it rounds its own to ticks.
+        """
+        return int(self.frames_at(np.array([seconds]))[0])
+
+    def frames_at(self, seconds: np.ndarray) -> np.ndarray:
+        """As ``frame_at``, for an array of any shape."""
+        slack = max(min(self.tick_seconds / 2, typical_step(self.times) / 4), 1e-6)
+        found = np.searchsorted(self.times, np.asarray(seconds, np.float64) + slack, side="right")
+        return np.clip(found - 1, 0, len(self.times) - 1)
