@@ -7,6 +7,7 @@ antialiased. The padded square is never built at full size, and the values are t
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -55,8 +56,9 @@ def _bicubic(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nda
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
     narrow = Image.new("RGB", (size, side), colour)
-    for start in range(0, height, _ROWS_AT_ONCE):
-        rows = rgb[start : start + _ROWS_AT_ONCE]
+    at_once = height if width == side else _ROWS_AT_ONCE
+    for start in range(0, height, at_once):
+        rows = rgb[start : start + at_once]
         if width < side:
             padded = np.empty((len(rows), side, 3), dtype=np.uint8)
             padded[:] = colour
@@ -64,7 +66,19 @@ def _bicubic(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nda
             rows = padded
         strip = Image.fromarray(np.ascontiguousarray(rows))
         narrow.paste(strip.resize((size, len(rows)), Image.Resampling.BICUBIC), (0, top + start))
-    return np.asarray(narrow.resize((size, size), Image.Resampling.BICUBIC))
+    # Target rows that see nothing but bars keep the colour of the bars.
+    scale = side / size
+    reach = 2 * max(scale, 1) + 1
+    first = max(0, int((top - reach) / scale - 1))
+    end = min(size, int((top + height + reach) / scale + 2))
+    # Pillow keeps the edges of a box in single precision: only whole ones give exact values.
+    whole = size // math.gcd(side, size)
+    first = first // whole * whole
+    end = min(size, -(-end // whole) * whole)
+    box = (0, first * side // size, size, end * side // size)
+    square = Image.new("RGB", (size, size), colour)
+    square.paste(narrow.resize((size, end - first), Image.Resampling.BICUBIC, box), (0, first))
+    return np.asarray(square)
 
 
 def _bilinear(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.ndarray:
@@ -72,19 +86,52 @@ def _bilinear(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nd
     height, width = rgb.shape[:2]
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
-    if side == 2 * size:
-        return _halve(_gather(rgb, np.arange(side) - top, np.arange(side) - left, colour))
+    square = np.empty((size, size, 3), dtype=np.uint8)
+    square[:] = colour
     low, high, near, far = _taps(side, size)
-    taps = np.concatenate([low, high])
-    corners = _gather(rgb, taps - top, taps - left, colour).astype(np.int32)
-    edge = low == high
-    near_across, far_across = np.where(edge, _ONE, near), np.where(edge, 0, far)
-    across = corners[:, :size] * near_across[:, None] + corners[:, size:] * far_across[:, None]
+    # Target rows that see nothing but bars keep the colour of the bars.
+    seen = (high >= top) & (low < top + height)
+    rows = np.concatenate([low[seen], high[seen]]) - top
+    across = _blend_columns(rgb, rows, left, side, colour, (low, high, near, far))
+    upper, lower = across[: seen.sum()], across[seen.sum() :]
+    if side == 2 * size:
+        # OpenCV takes the plain mean of four where a side is exactly halved.
+        square[seen] = (upper + lower + 2) >> 2
+        return square
     # The shifts drop the same bits as OpenCV's 16-bit multiplications do.
-    across >>= 4
-    upper = (across[:size] * near[:, None, None]) >> 16
-    lower = (across[size:] * far[:, None, None]) >> 16
-    return ((upper + lower + 2) >> 2).astype(np.uint8)
+    upper = ((upper >> 4) * near[seen, None, None]) >> 16
+    lower = ((lower >> 4) * far[seen, None, None]) >> 16
+    square[seen] = (upper + lower + 2) >> 2
+    return square
+
+
+def _blend_columns(
+    rgb: np.ndarray,
+    rows: np.ndarray,
+    left: int,
+    side: int,
+    colour: tuple[int, int, int],
+    taps: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
+) -> np.ndarray:
+    """The given rows of the padded square, (rows, size, 3) int32, blended across."""
+    height, width = rgb.shape[:2]
+    low, high, near, far = taps
+    size = len(low)
+    columns = np.concatenate([low, high]) - left
+    corners = np.empty((len(rows), 2 * size, 3), dtype=np.int32)
+    corners[:] = colour
+    inside_rows = np.flatnonzero((rows >= 0) & (rows < height))
+    inside_columns = np.flatnonzero((columns >= 0) & (columns < width))
+    picked = np.take(rgb[rows[inside_rows]], columns[inside_columns], axis=1)
+    if len(inside_rows) == len(rows) and len(inside_columns) == 2 * size:
+        corners = picked.astype(np.int32)
+    else:
+        corners[np.ix_(inside_rows, inside_columns)] = picked
+    if side == 2 * size:
+        return corners[:, :size] + corners[:, size:]
+    edge = low == high
+    near, far = np.where(edge, _ONE, near), np.where(edge, 0, far)
+    return corners[:, :size] * near[:, None] + corners[:, size:] * far[:, None]
 
 
 def _taps(side: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
@@ -97,24 +144,3 @@ def _taps(side: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.
     far = np.rint(fraction * np.float32(_ONE)).astype(np.int32)
     low = low.astype(np.int64)
     return np.clip(low, 0, side - 1), np.clip(low + 1, 0, side - 1), near, far
-
-
-def _halve(square: np.ndarray) -> np.ndarray:
-    """OpenCV takes the plain mean of four where a side is exactly halved."""
-    wide = square.astype(np.uint16)
-    total = wide[::2, ::2] + wide[1::2, ::2] + wide[::2, 1::2] + wide[1::2, 1::2]
-    return ((total + 2) >> 2).astype(np.uint8)
-
-
-def _gather(
-    rgb: np.ndarray, rows: np.ndarray, columns: np.ndarray, colour: tuple[int, int, int]
-) -> np.ndarray:
-    """Pick rows and columns of a picture; those outside of it have the pad colour."""
-    height, width = rgb.shape[:2]
-    inside_rows = np.flatnonzero((rows >= 0) & (rows < height))
-    inside_columns = np.flatnonzero((columns >= 0) & (columns < width))
-    out = np.empty((len(rows), len(columns), 3), dtype=np.uint8)
-    out[:] = colour
-    picked = rgb[rows[inside_rows][:, None], columns[inside_columns][None, :]]
-    out[np.ix_(inside_rows, inside_columns)] = picked
-    return out
