@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from dataclasses import dataclass
 from pathlib import Path
+from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
@@ -14,6 +16,18 @@ from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
 from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.quantize import (
+    QuantKind,
+    QuantReport,
+    agree_on_kind,
+    check_stored_layers,
+    fill_layer,
+    fill_stored_layer,
+    is_quantised,
+    place_layers,
+    stored_kind,
+    stored_parts,
+)
 from apollo_cli.weights.shards import name_some
 
 TIED_HEAD = "lm_head.weight"
@@ -47,6 +61,7 @@ def load_model(
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     kernel: str = "sdpa",
+    quant: QuantKind | None = None,
     on_progress: Callable[[int, int], None] | None = None,
 ) -> tuple[ApolloModel, Checkpoint]:
     """Load a checkpoint in the released layout.
@@ -54,8 +69,10 @@ def load_model(
     Args:
         path: the folder.
         device: where the weights go, each as it is read.
-        dtype: floating-point type of all weights.
+        dtype: floating-point type of all weights that are not quantised.
         kernel: attention kernel, as ``hardware.choose_device`` decided.
+        quant: ``4bit`` or ``8bit`` for the linear layers of the language model. A checkpoint that
+            is stored quantised is loaded so without being asked.
         on_progress: called with bytes read so far and bytes in all.
 
     Returns:
@@ -63,19 +80,25 @@ def load_model(
 
     Raises:
         WeightsError: parts are missing, damaged, misshapen or unknown; all are listed.
+        DeviceError: bitsandbytes is needed and missing, or cannot run on the device.
     """
     checkpoint = read_checkpoint(Path(path))
+    quant = agree_on_kind(checkpoint, quant)
     config = build_network_config(checkpoint)
     with parameters_on_meta():
         model = ApolloModel(config, kernel=kernel)
+    layers = None
+    if quant is not None:
+        stored = checkpoint.tensors["llm"] if stored_kind(checkpoint) else None
+        layers = place_layers(model.llm, quant, dtype, device=device, stored=stored)
     parts = ["llm", "mm_connector", *(encoder_part(e.name) for e in config.encoders)]
-    wanted = {part: _wanted(model.part(part), checkpoint.tensors[part]) for part in parts}
-    _check_shapes(model, checkpoint, wanted)
-    places = [
-        (checkpoint.tensors[part][key], key, model.part(part))
-        for part, parameters in wanted.items()
-        for key in parameters
-    ]
+    wanted = {part: _wanted(model.part(part)) for part in parts}
+    packed = layers if stored_kind(checkpoint) else None
+    if packed is not None:
+        for name in packed.layers:
+            del wanted["llm"][f"{name}.weight"]
+    _check_shapes(model, checkpoint, wanted, packed)
+    places = _list_places(model, checkpoint, wanted, packed)
     _fill(places, torch.device(device), dtype, on_progress)
     model.llm.tie_weights()
     model.to(device)
@@ -83,7 +106,45 @@ def load_model(
     return model, checkpoint
 
 
-def _wanted(module: nn.Module, stored: dict[str, TensorInfo]) -> dict[str, nn.Parameter]:
+@dataclass(frozen=True)
+class _Place:
+    """Where something that is read goes.
+
+    Attributes:
+        owner: the module. name: of its parameter; None for a whole stored quantised layer.
+        tensors: what is read for it, by key in the file.
+    """
+
+    owner: nn.Module
+    name: str | None
+    tensors: dict[str, TensorInfo]
+
+
+def _list_places(
+    model: ApolloModel,
+    checkpoint: Checkpoint,
+    wanted: dict[str, dict[str, nn.Parameter]],
+    packed: QuantReport | None,
+) -> list[_Place]:
+    """All places in the order of the files, so that each is read forward."""
+    places = []
+    for part, parameters in wanted.items():
+        for key in parameters:
+            owner, _, name = key.rpartition(".")
+            module = model.part(part).get_submodule(owner)
+            places.append(_Place(module, name, {key: checkpoint.tensors[part][key]}))
+    for layer in packed.layers if packed else ():
+        parts = stored_parts(layer, checkpoint.tensors["llm"])
+        tensors = {f"{layer}.{name}": info for name, info in parts.items()}
+        places.append(_Place(model.llm.get_submodule(layer), None, tensors))
+
+    def position(place: _Place) -> tuple[str, int]:
+        return min((str(info.file), info.start) for info in place.tensors.values())
+
+    return sorted(places, key=position)
+
+
+def _wanted(module: nn.Module) -> dict[str, nn.Parameter]:
     """Parameters to fill; a tied head is one with the embedding and not read."""
     wanted = dict(module.named_parameters(remove_duplicate=False))
     embedding = wanted.get("model.embed_tokens.weight")
@@ -94,9 +155,17 @@ def _wanted(module: nn.Module, stored: dict[str, TensorInfo]) -> dict[str, nn.Pa
 
 
 def _check_shapes(
-    model: ApolloModel, checkpoint: Checkpoint, wanted: dict[str, dict[str, nn.Parameter]]
+    model: ApolloModel,
+    checkpoint: Checkpoint,
+    wanted: dict[str, dict[str, nn.Parameter]],
+    packed: QuantReport | None,
 ) -> None:
     faults: list[str] = []
+    in_layers: set[str] = set()
+    if packed is not None:
+        stored = checkpoint.tensors["llm"]
+        faults += check_stored_layers(model.llm, packed, stored)
+        in_layers = {f"{n}.{part}" for n in packed.layers for part in stored_parts(n, stored)}
     for part, parameters in wanted.items():
         stored = checkpoint.tensors[part]
         missing = [key for key in parameters if key not in stored]
@@ -111,7 +180,7 @@ def _check_shapes(
             faults.append(f"{part}: {name_some(misshapen)}")
         # Encoders carry pretraining heads that are never used; elsewhere a surprise is a fault.
         if not part.startswith("vision_tower/"):
-            known = {*parameters, TIED_HEAD}
+            known = {*parameters, TIED_HEAD, *in_layers}
             unknown = [key for key in stored if key not in known and ".rotary_emb." not in key]
             if unknown:
                 faults.append(f"{part} has {len(unknown)} unknown tensors ({name_some(unknown)})")
@@ -123,22 +192,24 @@ def _check_shapes(
 
 
 def _fill(
-    places: list[tuple[TensorInfo, str, nn.Module]],
+    places: list[_Place],
     device: torch.device,
     dtype: torch.dtype,
     on_progress: Callable[[int, int], None] | None,
 ) -> None:
-    # In the order of the files, so that each is opened once and read forward.
-    places.sort(key=lambda place: (str(place[0].file), place[0].start))
-    total = sum(info.size_bytes for info, _, _ in places)
-    done, current, handle = 0, None, None
+    total = sum(info.size_bytes for place in places for info in place.tensors.values())
+    done, current = 0, None
+    handles: dict[Path, Any] = {}
     try:
-        for info, key, module in places:
-            if info.file != current:
-                current, handle = info.file, safe_open(info.file, framework="pt")
-            assert handle is not None
-            _assign(module, key, handle.get_tensor(key).to(device, dtype, copy=True))
-            done += info.size_bytes
+        for place in places:
+            tensors = {}
+            for key, info in place.tensors.items():
+                current = info.file
+                if current not in handles:
+                    handles[current] = safe_open(current, framework="pt")
+                tensors[key] = handles[current].get_tensor(key)
+                done += info.size_bytes
+            _assign(place, tensors, device, dtype)
             if on_progress is not None:
                 on_progress(done, total)
     except (SafetensorError, OSError) as error:
@@ -147,6 +218,13 @@ def _fill(
         ) from error
 
 
-def _assign(module: nn.Module, key: str, tensor: torch.Tensor) -> None:
-    owner, _, name = key.rpartition(".")
-    setattr(module.get_submodule(owner), name, nn.Parameter(tensor, requires_grad=False))
+def _assign(
+    place: _Place, tensors: dict[str, torch.Tensor], device: torch.device, dtype: torch.dtype
+) -> None:
+    if place.name is None:
+        fill_stored_layer(place.owner, tensors, device)
+    elif place.name == "weight" and is_quantised(place.owner):
+        fill_layer(place.owner, next(iter(tensors.values())), device)
+    else:
+        tensor = next(iter(tensors.values())).to(device, dtype, copy=True)
+        setattr(place.owner, place.name, nn.Parameter(tensor, requires_grad=False))

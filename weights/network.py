@@ -93,7 +93,14 @@ class _Reader:
     def _llm(self) -> dict[str, Any]:
         ours = dict(self.checkpoint.llm_config)
         # Paths of the training machine, and keys that name classes: never ours to follow.
-        for key in ("_name_or_path", "auto_map", "architectures", "torch_dtype", "dtype"):
+        for key in (
+            "_name_or_path",
+            "auto_map",
+            "architectures",
+            "torch_dtype",
+            "dtype",
+            "quantization_config",
+        ):
             ours.pop(key, None)
         ours["tie_word_embeddings"] = self.checkpoint.tied_head
         return ours
