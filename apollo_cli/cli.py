@@ -37,6 +37,14 @@ class LazyCommand:
 
 COMMANDS = {
     "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
+    "remember": LazyCommand(
+        "apollo_cli.commands.remember:remember",
+        "Watch all of a video once and keep what the model saw in a file.",
+    ),
+    "cache": LazyCommand(
+        "apollo_cli.commands.remember:cache",
+        "List and clear the memories that are found again by themselves.",
+    ),
     "models": LazyCommand(
         "apollo_cli.commands.models:models", "List, fetch, inspect, verify and remove models."
     ),

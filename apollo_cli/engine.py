@@ -3,38 +3,30 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import torch
 from transformers import DynamicCache
 
 from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.config import GenerationOptions, SamplingOptions
-from apollo_cli.errors import FitError, UsageError
+from apollo_cli.errors import UsageError
 from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
-from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.memory_cache import fingerprint
+from apollo_cli.memory_file import SUFFIX, load_memory
 from apollo_cli.model.generate import generate, prefill, rewind
 from apollo_cli.model.prompt import PromptBuilder, Turn
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.planning import Planner
 from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.probe import VideoInfo, probe
-from apollo_cli.video.reader import read_clips
-from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory, fit_memories
+from apollo_cli.watching import Progress, Watcher, no_progress
 from apollo_cli.weights.card import read_card, toy_remarks
 from apollo_cli.weights.locate import LocatedModel, locate_model
-
-ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
-
-Progress = Callable[[str, int, int], None]
-
-
-def _no_progress(stage: str, done: int, total: int) -> None:
-    """Say nothing."""
 
 
 def load(
@@ -43,7 +35,8 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
     template: str | None = None,
-    on_progress: Progress = _no_progress,
+    use_cache: bool = True,
+    on_progress: Progress = no_progress,
 ) -> Apollo:
     """Load a model.
 
@@ -53,6 +46,7 @@ def load(
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; None chooses.
         dtype: ``bfloat16``, ``float16``, ``float32``; None chooses.
         template: chat template; None takes the checkpoint's.
+        use_cache: whether what was seen is kept on disk and found again.
         on_progress: called with stage, amount done, and amount in all.
 
     Raises:
@@ -80,7 +74,14 @@ def load(
         template or network.config.template,
         labelled=network.config.connector.integration in ("timestamps", "both"),
     )
-    return Apollo(network, builder, hardware, located, time.perf_counter() - started)
+    watcher = Watcher(
+        network,
+        Planner(network.config, builder),
+        located.name,
+        fingerprint(checkpoint, hardware.dtype),
+        use_cache,
+    )
+    return Apollo(watcher, hardware, located, time.perf_counter() - started)
 
 
 class Apollo:
@@ -88,22 +89,20 @@ class Apollo:
 
     def __init__(
         self,
-        network: ApolloModel,
-        prompts: PromptBuilder,
+        watcher: Watcher,
         hardware: HardwareChoice,
         located: LocatedModel,
         load_seconds: float,
     ) -> None:
-        self.network = network
-        self.prompts = prompts
+        self.watcher = watcher
+        self.network = watcher.network
+        self.planner = watcher.planner
+        self.prompts = watcher.planner.prompts
         self.hardware = hardware
         self.located = located
         self.load_seconds = load_seconds
-        self.planner = Planner(network.config, prompts)
         self._card = read_card(located.folder) if located.is_toy else {}
-        kind = torch.device(hardware.device).type
-        self.encode_batch = ENCODE_BATCH.get(kind, ENCODE_BATCH["cpu"])
-        self._cache = DynamicCache(config=network.llm.config)
+        self._cache = DynamicCache(config=self.network.llm.config)
         self._cached_memories: list[VideoMemory] = []
         self._cached_length = 0
 
@@ -111,14 +110,10 @@ class Apollo:
         self,
         path: str | Path | VideoInfo,
         sampling: SamplingOptions | None = None,
-        *,
-        reserve_tokens: int | None = None,
-        on_progress: Progress = _no_progress,
+        **options: Any,
     ) -> VideoMemory:
-        """Watch one video or image; see ``watch_all``."""
-        return self.watch_all(
-            [path], sampling, reserve_tokens=reserve_tokens, on_progress=on_progress
-        )[0]
+        """Watch one video or image; see ``watch_all`` for the options."""
+        return self.watch_all([path], sampling, **options)[0]
 
     def watch_all(
         self,
@@ -126,14 +121,16 @@ class Apollo:
         sampling: SamplingOptions | None = None,
         *,
         reserve_tokens: int | None = None,
-        on_progress: Progress = _no_progress,
+        strict: bool = False,
+        on_progress: Progress = no_progress,
     ) -> list[VideoMemory]:
         """Watch videos and images that belong to one question and share its token budget.
 
         Args:
-            paths: files, or what ``probe`` said of them.
+            paths: videos and images, or what ``probe`` said of them; or files of ``remember``.
             sampling: which moments to look at.
             reserve_tokens: tokens kept for question and answer.
+            strict: a damaged picture is an error instead of a note.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
 
         Raises:
@@ -141,12 +138,35 @@ class Apollo:
             FitError: not even one clip of each fits.
         """
         sampling = sampling or SamplingOptions()
-        infos = [path if isinstance(path, VideoInfo) else probe(path) for path in paths]
-        plans = self.planner.plan(infos, sampling, reserve_tokens)
+        found = [self._open(path, sampling) for path in paths]
+        infos = [item for item in found if isinstance(item, VideoInfo)]
+        plans = iter(self.planner.plan(infos, sampling, reserve_tokens) if infos else [])
         return [
-            self._watch_one(info, plan, on_progress)
-            for info, plan in zip(infos, plans, strict=True)
+            item
+            if isinstance(item, VideoMemory)
+            else self.watcher.watch(item, next(plans), strict=strict, on_progress=on_progress)
+            for item in found
         ]
+
+    def remember(
+        self,
+        path: str | Path | VideoInfo,
+        target: Path,
+        sampling: SamplingOptions | None = None,
+        *,
+        strict: bool = False,
+        on_progress: Progress = no_progress,
+    ) -> VideoMemory:
+        """Watch all of a video, whatever a context holds, and keep it in a file of its own.
+
+        Later questions take from it what fits them. A stopped run is gone on with.
+
+        Args:
+            target: the file to write; ``watch`` reads it again.
+        """
+        info = path if isinstance(path, VideoInfo) else probe(path)
+        plan = self.planner.plan_everything(info, sampling or SamplingOptions())
+        return self.watcher.watch(info, plan, target=target, strict=strict, on_progress=on_progress)
 
     def ask(
         self,
@@ -181,6 +201,17 @@ class Apollo:
         )
         return stream
 
+    def _open(
+        self, path: str | Path | VideoInfo, sampling: SamplingOptions
+    ) -> VideoInfo | VideoMemory:
+        if isinstance(path, VideoInfo):
+            return path
+        if Path(path).suffix != SUFFIX:
+            return probe(path)
+        memory = load_memory(Path(path), self.watcher.fingerprint, self.located.name)
+        memory = replace(memory, tokens=memory.tokens.to(self.network.device))
+        return memory.within(sampling.start_seconds, sampling.end_seconds)
+
     def remarks(self, question: str) -> list[str]:
         """What a user should know about any answer of this model to a question."""
         return toy_remarks(self._card, question) if self.located.is_toy else []
@@ -195,55 +226,6 @@ class Apollo:
             "attention": self.hardware.attention,
             "template": self.prompts.template_name,
         }
-
-    def _watch_one(self, info: VideoInfo, plan: ClipPlan, on_progress: Progress) -> VideoMemory:
-        specs = [encoder.pixels for encoder in self.network.config.encoders]
-        tokens, times, notes = [], [], list[str]()
-        decode_seconds = encode_seconds = 0.0
-        mark = time.perf_counter()
-        for batch in read_clips(info, plan.times, specs, batch_clips=self.encode_batch):
-            decoded = time.perf_counter()
-            decode_seconds += decoded - mark
-            times.append(batch.times)
-            on_progress("decode", batch.first_clip + len(batch.times), len(plan))
-            tokens.append(self._encode(batch.pixels, notes))
-            mark = time.perf_counter()
-            encode_seconds += mark - decoded
-            on_progress("encode", batch.first_clip + len(batch.times), len(plan))
-        return VideoMemory(
-            info=info,
-            plan=plan,
-            tokens=torch.cat(tokens),
-            times=np.concatenate(times),
-            clip_seconds=self.planner.clip_seconds(plan),
-            decode_seconds=decode_seconds,
-            encode_seconds=encode_seconds,
-            notes=tuple(notes),
-        )
-
-    @torch.inference_mode()
-    def _encode(self, pixels: dict[str, np.ndarray], notes: list[str]) -> torch.Tensor:
-        """Encode a batch of clips; a batch too large for the memory halves itself and says so."""
-        clips = len(next(iter(pixels.values())))
-        tokens: list[torch.Tensor] = []
-        while len(tokens) < clips:
-            size = min(self.encode_batch, clips - len(tokens))
-            piece = {
-                name: torch.from_numpy(array[len(tokens) : len(tokens) + size])
-                for name, array in pixels.items()
-            }
-            try:
-                tokens.extend(self.network.encode_clips(piece))
-            except torch.OutOfMemoryError:
-                if size == 1:
-                    raise FitError(
-                        "one clip does not fit the memory of the device",
-                        next_step="use --device cpu or a smaller model",
-                    ) from None
-                self.encode_batch = size // 2
-                torch.cuda.empty_cache()
-                notes.append(f"out of memory: clips are now encoded {size // 2} at a time")
-        return torch.stack(tokens)
 
     def _write(
         self,

@@ -72,13 +72,19 @@ class Planner:
         fitting = largest_fitting(sum(wanted), tokens_of, self.config.context, fewest)
         return plans_for(fitting)
 
+    def plan_everything(self, info: VideoInfo, sampling: SamplingOptions) -> ClipPlan:
+        """All clips of one video, however many a context holds."""
+        return self._plan_one(info, sampling, self._wanted_clips(info, sampling))
+
     def part(self, info: VideoInfo, plan: ClipPlan) -> VisualPart:
         """A planned video as the prompt will tell it, with the times of its real pictures."""
         times = plan.times
         if info.kind == "video":
-            ends = [(info.frame_at(float(t[0])), info.frame_at(float(t[-1]))) for t in times]
-            times = info.times[np.asarray(ends)]
-        return visual_part(info, times, self.clip_seconds(plan))
+            times = info.times[info.frames_at(times[:, [0, -1]])]
+        spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
+        return VisualPart(
+            spans, info.duration_seconds, info.kind == "image", self.clip_seconds(plan)
+        )
 
     def clip_seconds(self, plan: ClipPlan) -> float:
         """The length of a clip as the prompt tells it: as the config has it, "2" or "2.0"."""
@@ -106,13 +112,3 @@ class Planner:
             options=sampling,
             grid=FrameGrid(info.times, info.source_fps or 0.0) if steady else None,
         )
-
-
-def visual_part(info: VideoInfo, times: np.ndarray, clip_seconds: float) -> VisualPart:
-    """Describe clips to the prompt by the times of their first and last frames.
-
-    Args:
-        times: (clips, frames a clip), seconds.
-    """
-    spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
-    return VisualPart(spans, info.duration_seconds, info.kind == "image", clip_seconds)

@@ -3,15 +3,14 @@
 from __future__ import annotations
 
 from dataclasses import dataclass, replace
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
 
-from apollo_cli.errors import FitError
+from apollo_cli.errors import FitError, UsageError
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
-from apollo_cli.planning import visual_part
 from apollo_cli.video.budget import largest_fitting, share_clips
-from apollo_cli.video.probe import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 
 if TYPE_CHECKING:
@@ -23,27 +22,32 @@ class VideoMemory:
     """One watched video or image.
 
     Attributes:
-        info: facts of the file.
-        plan: what was to be looked at.
+        path: the file that was watched. kind: ``video`` or ``image``.
+        duration_seconds: length of the whole video.
+        plan: which clips, of which window.
         tokens: (clips, R, H), visual tokens of each clip.
         times: (clips, frames a clip), real presentation times in seconds.
         clip_seconds: length of a clip as the prompt tells it.
-        decode_seconds, encode_seconds: what making it cost.
-        notes: what a user should know about this reading, a sentence each.
+        notes: what a user should know about the file and its reading, a sentence each.
+        decode_seconds, encode_seconds: what making it cost; 0 when it was remembered.
+        remembered: the file it came from, when nothing was decoded.
     """
 
-    info: VideoInfo
+    path: Path
+    kind: str
+    duration_seconds: float
     plan: ClipPlan
     tokens: torch.Tensor
     times: np.ndarray
     clip_seconds: float
-    decode_seconds: float
-    encode_seconds: float
     notes: tuple[str, ...] = ()
+    decode_seconds: float = 0.0
+    encode_seconds: float = 0.0
+    remembered: Path | None = None
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.tokens.shape)
-        return f"VideoMemory({self.info.path.name!r}, tokens {shape}, {self.plan.describe()})"
+        return f"VideoMemory({self.path.name!r}, tokens {shape}, {self.plan.describe()})"
 
     def __len__(self) -> int:
         return len(self.times)
@@ -51,23 +55,51 @@ class VideoMemory:
     @property
     def part(self) -> VisualPart:
         """As the prompt tells it."""
-        return visual_part(self.info, self.times, self.clip_seconds)
+        spans = tuple((float(clip[0]), float(clip[-1])) for clip in self.times)
+        return VisualPart(spans, self.duration_seconds, self.kind == "image", self.clip_seconds)
+
+    def kept(self, clips: np.ndarray) -> VideoMemory:
+        """Keep the clips with these indices."""
+        plan = replace(self.plan, times=self.plan.times[clips])
+        return replace(self, plan=plan, tokens=self.tokens[clips], times=self.times[clips])
 
     def thinned(self, clips: int) -> VideoMemory:
         """Keep ``clips`` clips, evenly spread: a smaller budget without watching again."""
         if clips >= len(self):
             return self
-        kept = np.unique(np.linspace(0, len(self) - 1, clips).round().astype(int))
-        plan = replace(self.plan, times=self.plan.times[kept])
-        return replace(self, plan=plan, tokens=self.tokens[kept], times=self.times[kept])
+        return self.kept(np.unique(np.linspace(0, len(self) - 1, clips).round().astype(int)))
+
+    def within(self, start_seconds: float, end_seconds: float | None) -> VideoMemory:
+        """Keep the clips of a window: another question's part without watching again.
+
+        Raises:
+            UsageError: no clip lies in the window.
+        """
+        end = self.plan.end_seconds if end_seconds is None else end_seconds
+        window = max(start_seconds, self.plan.start_seconds), min(end, self.plan.end_seconds)
+        if window == (self.plan.start_seconds, self.plan.end_seconds):
+            return self
+        inside = clips_inside(self.times, *window)
+        if not len(inside):
+            raise UsageError(
+                f"no remembered clip lies between {start_seconds:g} and {end:g} s",
+                f"{self.path.name} was watched from {self.plan.start_seconds:g} to "
+                f"{self.plan.end_seconds:g} s",
+            )
+        share = (window[1] - window[0]) / (self.plan.end_seconds - self.plan.start_seconds)
+        chosen = self.kept(inside)
+        wanted = max(len(chosen), round(self.plan.wanted_clips * share))
+        plan = replace(
+            chosen.plan, start_seconds=window[0], end_seconds=window[1], wanted_clips=wanted
+        )
+        return replace(chosen, plan=plan)
 
     def describe(self) -> dict[str, Any]:
         """For ``--json``: what was looked at and what was not."""
-        info = self.info
         return {
-            "path": str(info.path),
-            "kind": info.kind,
-            "duration_seconds": round(info.duration_seconds, 3),
+            "path": str(self.path),
+            "kind": self.kind,
+            "duration_seconds": round(self.duration_seconds, 3),
             "window_seconds": [round(self.plan.start_seconds, 3), round(self.plan.end_seconds, 3)],
             "clips": len(self),
             "clips_for_everything": self.plan.wanted_clips,
@@ -76,8 +108,15 @@ class VideoMemory:
             "coverage": round(self.plan.coverage, 4),
             "coverage_text": self.plan.describe(),
             "clip_times": [[round(float(t), 3) for t in clip] for clip in self.times],
-            "warnings": [*info.warnings, *self.notes],
+            "remembered": None if self.remembered is None else str(self.remembered),
+            "warnings": list(self.notes),
         }
+
+
+def clips_inside(times: np.ndarray, start_seconds: float, end_seconds: float) -> np.ndarray:
+    """Indices of the clips, of times (clips, frames), that lie inside a window."""
+    inside = (times[:, 0] >= start_seconds - 1e-6) & (times[:, -1] < end_seconds)
+    return np.flatnonzero(inside)
 
 
 def fit_memories(

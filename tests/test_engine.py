@@ -28,7 +28,7 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def apollo(checkpoint: Path) -> Apollo:
-    return engine.load(checkpoint)
+    return engine.load(checkpoint, use_cache=False)
 
 
 def test_a_later_question_is_answered_as_by_a_fresh_engine(apollo: Apollo, checkpoint: Path):
@@ -140,7 +140,7 @@ def test_a_batch_that_is_too_large_halves_itself_and_says_so(
         return encode(pixels)
 
     monkeypatch.setattr(apollo.network, "encode_clips", encode_at_most_one)
-    monkeypatch.setattr(apollo, "encode_batch", 4)
+    monkeypatch.setattr(apollo.watcher, "encode_batch", 4)
     halved = apollo.watch(LONGER, SamplingOptions(max_clips=7))
     torch.testing.assert_close(whole, halved.tokens, rtol=0, atol=1e-5)
     assert [note.split(": ")[0] for note in halved.notes] == ["out of memory", "out of memory"]

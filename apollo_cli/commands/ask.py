@@ -3,83 +3,44 @@
 from __future__ import annotations
 
 import json
-import re
 import sys
-from collections.abc import Iterator
-from contextlib import contextmanager
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.commands.options import (
+    generation_flags,
+    model_flags,
+    read_generation,
+    read_model,
+    read_sampling,
+    sampling_flags,
+)
+from apollo_cli.commands.output import progress, say_note, silent
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.answer import Answer, AnswerStream
-    from apollo_cli.engine import Apollo, Progress
+    from apollo_cli.engine import Apollo
+    from apollo_cli.video.probe import VideoInfo
     from apollo_cli.video_memory import VideoMemory
-
-STAGES = {"load": "loading", "decode": "decoding", "encode": "encoding"}
-
-
-class Moment(click.ParamType):
-    """A time in a video: seconds (83.2) or minutes and hours (12:30, 1:02:03.5)."""
-
-    name = "time"
-
-    def convert(self, value: Any, param: Any, ctx: Any) -> float:
-        """Turn text into seconds."""
-        if isinstance(value, int | float):
-            return float(value)
-        if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?", value):
-            self.fail(f"{value!r} is not a time; write 83.2, 12:30 or 1:02:03", param, ctx)
-        seconds = 0.0
-        for part in value.split(":"):
-            seconds = seconds * 60 + float(part)
-        return seconds
 
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE... QUESTION")
 @click.option("-q", "--question", "questions", multiple=True, help="A question; may be repeated.")
-@click.option("--model", default="auto", help="Known name, folder or owner/repository[@revision].")
 @click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each question.")
-@click.option("--from", "start", type=Moment(), default=0.0, help="Start of the part to look at.")
-@click.option("--to", "end", type=Moment(), help="End of the part to look at.")
-@click.option("--fps", type=float, help="Frames a second inside a clip.")
-@click.option(
-    "--sampling",
-    type=click.Choice(["fps", "uniform"]),
-    default="fps",
-    help="Constant rate in clips, or frames spread evenly.",
-)
-@click.option("--frames", type=int, help="Number of frames for --sampling uniform.")
-@click.option("--max-clips", type=int, help="Look at no more clips than this.")
-@click.option(
-    "--short",
-    type=click.Choice(["repeat", "stretch", "error"]),
-    default="repeat",
-    help="What a video shorter than one clip does with its frames.",
-)
-@click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens.")
-@click.option("--temperature", type=float, default=0.0, help="0 is greedy and repeatable.")
-@click.option("--top-p", type=float, default=1.0, help="Share of probability to sample from.")
-@click.option("--seed", type=int, default=0, help="Seed of the sampling.")
-@click.option("--repetition-penalty", type=float, help="Default: the checkpoint's own.")
-@click.option("--template", help="Chat template: qwen_2 or qwen_1_5. Default: the checkpoint's.")
-@click.option("--device", help="cpu, cuda, cuda:1 or mps. Default: the best there is.")
-@click.option("--dtype", help="bfloat16, float16 or float32. Default: what the device does best.")
+@model_flags
+@sampling_flags
+@generation_flags
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
 def ask(
     sources: tuple[str, ...],
     questions: tuple[str, ...],
     *,
-    model: str,
     as_json: bool,
     quiet: bool,
-    template: str | None,
-    device: str | None,
-    dtype: str | None,
     **flags: Any,
 ) -> None:
     """Ask one or more questions of a video.
@@ -90,20 +51,23 @@ def ask(
     The answer goes to stdout, everything else to stderr.
     """
     files, asked = split_arguments(sources, questions)
-    sampling, options = read_options(flags)
-    from apollo_cli.video.probe import probe
-
-    # Files are looked at before the model is loaded: what is wrong with them is told at once.
-    infos = [probe(file) for file in files]
+    sampling, options = read_sampling(flags), read_generation(flags)
+    sources_seen = open_sources(files)
     from apollo_cli.engine import load
 
     with progress(quiet) as report:
-        apollo = load(model, device=device, dtype=dtype, template=template, on_progress=report)
+        apollo = load(**read_model(flags), on_progress=report)
         longest = max(len(apollo.prompts.suffix_ids(question)) for question in asked)
         reserve = longest + options.max_new_tokens
-        memories = apollo.watch_all(infos, sampling, reserve_tokens=reserve, on_progress=report)
-    remark = _silent if quiet else _remark
-    _introduce(apollo, memories, remark)
+        memories = apollo.watch_all(
+            sources_seen,
+            sampling,
+            reserve_tokens=reserve,
+            strict=flags["strict"],
+            on_progress=report,
+        )
+    remark = silent if quiet else say_note
+    introduce(apollo, memories, remark)
     for question in asked:
         stream = apollo.stream(memories, question, options)
         label = question if len(asked) > 1 else None
@@ -114,23 +78,22 @@ def ask(
             remark(f"the answer was cut at {options.max_new_tokens} tokens (--max-new-tokens)")
 
 
-def read_options(flags: dict[str, Any]) -> tuple[SamplingOptions, GenerationOptions]:
-    """Put the flags into their places.
+def open_sources(files: list[str]) -> list[VideoInfo | str]:
+    """Look at files before a model is loaded: what is wrong with them is told at once.
 
-    Raises:
-        UsageError: a value is out of its range.
+    Files of ``apollo remember`` stay names, since only their model can say whether they fit.
     """
-    sampling = SamplingOptions(
-        mode=flags["sampling"],
-        fps=flags["fps"],
-        frames=flags["frames"],
-        max_clips=flags["max_clips"],
-        start_seconds=flags["start"],
-        end_seconds=flags["end"],
-        short=flags["short"],
-    )
-    fields = ("max_new_tokens", "temperature", "top_p", "seed", "repetition_penalty")
-    return sampling, GenerationOptions(**{field: flags[field] for field in fields})
+    from apollo_cli.memory_file import SUFFIX, read_record
+    from apollo_cli.video.probe import probe
+
+    seen: list[VideoInfo | str] = []
+    for file in files:
+        if Path(file).suffix == SUFFIX:
+            read_record(Path(file))
+            seen.append(file)
+        else:
+            seen.append(probe(file))
+    return seen
 
 
 def split_arguments(
@@ -157,33 +120,6 @@ def split_arguments(
     return files, [question.strip() for question in asked]
 
 
-@contextmanager
-def progress(quiet: bool) -> Iterator[Progress]:
-    """A bar for each stage on stderr, where that is a terminal."""
-    if quiet or not sys.stderr.isatty():
-        yield lambda stage, done, total: None
-        return
-    from rich.console import Console
-    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
-
-    columns = (
-        TextColumn("{task.description:>9}"),
-        BarColumn(),
-        TextColumn("{task.percentage:>3.0f} %"),
-        TimeRemainingColumn(),
-    )
-    bars = Progress(*columns, console=Console(stderr=True), transient=True)
-    tasks: dict[str, Any] = {}
-
-    def report(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(STAGES[stage], total=total)
-        bars.update(tasks[stage], completed=done, total=total)
-
-    with bars:
-        yield report
-
-
 def _write_text(stream: AnswerStream, question: str | None) -> Answer:
     if question is not None:
         click.echo(f"Q: {question}\nA: ", nl=False)
@@ -200,7 +136,7 @@ def _write_json(stream: AnswerStream) -> Answer:
     return answer
 
 
-def _introduce(apollo: Apollo, memories: list[VideoMemory], remark: Any) -> None:
+def introduce(apollo: Apollo, memories: list[VideoMemory], remark: Any) -> None:
     """Say which model answers and what it has seen."""
     if apollo.located.chosen and apollo.located.is_toy:
         remark(
@@ -208,15 +144,8 @@ def _introduce(apollo: Apollo, memories: list[VideoMemory], remark: Any) -> None
             "for a real one: apollo models list"
         )
     for memory in memories:
-        if memory.info.kind == "video":
-            remark(f"{memory.info.path.name}: {memory.plan.describe()}")
-        for warning in (*memory.info.warnings, *memory.notes):
-            remark(f"{memory.info.path.name}: {warning}")
-
-
-def _remark(text: str) -> None:
-    click.echo(f"note: {' '.join(text.split())}", err=True)
-
-
-def _silent(text: str) -> None:
-    """Say nothing."""
+        if memory.kind == "video":
+            again = "remembered, " if memory.remembered else ""
+            remark(f"{memory.path.name}: {again}{memory.plan.describe()}")
+        for note in memory.notes:
+            remark(f"{memory.path.name}: {note}")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import json
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any
 
 import click
+
+STAGES = {"load": "loading", "decode": "decoding", "encode": "encoding"}
 
 
 def say(text: str) -> None:
@@ -54,3 +57,39 @@ def format_bytes(count: int | None) -> str:
         if count >= scale:
             return f"{count / scale:.1f} {unit}"
     return f"{count} bytes"
+
+
+def say_note(text: str) -> None:
+    """Write a remark for the person, on one line of stderr."""
+    click.echo(f"note: {' '.join(text.split())}", err=True)
+
+
+def silent(text: str) -> None:
+    """Say nothing."""
+
+
+@contextmanager
+def progress(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage on stderr, where that is a terminal."""
+    if quiet or not sys.stderr.isatty():
+        yield lambda stage, done, total: None
+        return
+    from rich.console import Console
+    from rich.progress import BarColumn, Progress, TextColumn, TimeRemainingColumn
+
+    columns = (
+        TextColumn("{task.description:>9}"),
+        BarColumn(),
+        TextColumn("{task.percentage:>3.0f} %"),
+        TimeRemainingColumn(),
+    )
+    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    tasks: dict[str, Any] = {}
+
+    def report(stage: str, done: int, total: int) -> None:
+        if stage not in tasks:
+            tasks[stage] = bars.add_task(STAGES[stage], total=total)
+        bars.update(tasks[stage], completed=done, total=total)
+
+    with bars:
+        yield report

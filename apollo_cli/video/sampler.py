@@ -16,6 +16,8 @@ from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
 
 _EPSILON = 1e-6
+# Containers round their times to as much as a millisecond.
+_INSIDE_SECONDS = 2e-3
 
 
 @dataclass(frozen=True)
@@ -153,7 +155,7 @@ def plan_clips(
         starts = _spread(window, length, count, whole=False)
         inside = np.arange(frames_per_clip) * (length / frames_per_clip)
         # A window never shows what lies behind its end; the last moment inside stands in.
-        last = max(start, end - _EPSILON)
+        last = max(start, end - _INSIDE_SECONDS)
         times = np.minimum(start + starts[:, None] + inside, last)
     return ClipPlan(times, length, start, end, wanted)
 

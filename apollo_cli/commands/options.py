@@ -1,0 +1,110 @@
+"""Flags that several commands share; each maps onto one field of ``apollo_cli.config``."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from typing import Any, TypeVar
+
+import click
+
+from apollo_cli.config import GenerationOptions, SamplingOptions
+
+Command = TypeVar("Command", bound=Callable[..., Any])
+
+
+class Moment(click.ParamType):
+    """A time in a video: seconds (83.2) or minutes and hours (12:30, 1:02:03.5)."""
+
+    name = "time"
+
+    def convert(
+        self, value: Any, param: click.Parameter | None, ctx: click.Context | None
+    ) -> float:
+        """Turn text into seconds."""
+        if isinstance(value, int | float):
+            return float(value)
+        if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?", value, re.ASCII):
+            self.fail(f"{value!r} is not a time; write 83.2, 12:30 or 1:02:03", param, ctx)
+        seconds = 0.0
+        for part in value.split(":"):
+            seconds = seconds * 60 + float(part)
+        return seconds
+
+
+def _flags(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
+    def decorate(command: Command) -> Command:
+        for option in reversed(options):
+            command = option(command)
+        return command
+
+    return decorate
+
+
+model_flags = _flags(
+    click.option("--model", default="auto", help="Known name, folder, owner/repository[@rev]."),
+    click.option("--device", help="cpu, cuda, cuda:1 or mps. Default: the best there is."),
+    click.option("--dtype", help="bfloat16, float16 or float32. Default: the device's best."),
+    click.option("--template", help="qwen_2 or qwen_1_5. Default: the checkpoint's."),
+)
+
+sampling_flags = _flags(
+    click.option("--from", "start", type=Moment(), default=0.0, help="Start of the part to see."),
+    click.option("--to", "end", type=Moment(), help="End of the part to see."),
+    click.option("--fps", type=float, help="Frames a second inside a clip."),
+    click.option(
+        "--sampling",
+        type=click.Choice(["fps", "uniform"]),
+        default="fps",
+        help="Constant rate in clips, or frames spread evenly.",
+    ),
+    click.option("--frames", type=int, help="Number of frames for --sampling uniform."),
+    click.option("--max-clips", type=int, help="Look at no more clips than this."),
+    click.option(
+        "--short",
+        type=click.Choice(["repeat", "stretch", "error"]),
+        default="repeat",
+        help="What a video shorter than one clip does with its frames.",
+    ),
+    click.option("--strict", is_flag=True, help="A damaged picture is an error, not a note."),
+)
+
+generation_flags = _flags(
+    click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens."),
+    click.option("--temperature", type=float, default=0.0, help="0 is greedy and repeatable."),
+    click.option("--top-p", type=float, default=1.0, help="Share of probability to draw from."),
+    click.option("--seed", type=int, default=0, help="Seed of the sampling."),
+    click.option("--repetition-penalty", type=float, help="Default: the checkpoint's own."),
+)
+
+
+def read_sampling(flags: dict[str, Any]) -> SamplingOptions:
+    """Put the flags of ``sampling_flags`` into their places.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    return SamplingOptions(
+        mode=flags["sampling"],
+        fps=flags["fps"],
+        frames=flags["frames"],
+        max_clips=flags["max_clips"],
+        start_seconds=flags["start"],
+        end_seconds=flags["end"],
+        short=flags["short"],
+    )
+
+
+def read_generation(flags: dict[str, Any]) -> GenerationOptions:
+    """Put the flags of ``generation_flags`` into their places.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    fields = ("max_new_tokens", "temperature", "top_p", "seed", "repetition_penalty")
+    return GenerationOptions(**{field: flags[field] for field in fields})
+
+
+def read_model(flags: dict[str, Any]) -> dict[str, Any]:
+    """The flags of ``model_flags`` as arguments of ``engine.load``."""
+    return {field: flags[field] for field in ("model", "device", "dtype", "template")}

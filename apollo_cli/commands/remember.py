@@ -1,0 +1,88 @@
+"""``apollo remember`` and ``apollo cache``: video memory in the user's files and in our own."""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+import click
+
+from apollo_cli.commands.options import model_flags, read_model, read_sampling, sampling_flags
+from apollo_cli.commands.output import format_bytes, progress, say_note, write_json, write_table
+from apollo_cli.errors import UsageError
+
+
+@click.command()
+@click.argument("video", metavar="VIDEO")
+@click.option("-o", "--output", type=Path, help="File to write. Default: VIDEO with .apollo.")
+@model_flags
+@sampling_flags
+def remember(video: str, output: Path | None, **flags: Any) -> None:
+    """Watch all of a video once and keep what the model saw in a file.
+
+    The file can be asked like the video itself, moved, and asked again with another window or a
+    smaller budget; nothing is decoded again. A stopped run is gone on with.
+    """
+    from apollo_cli.memory_file import SUFFIX
+
+    target = (output or Path(video).with_suffix(SUFFIX)).absolute()
+    if target.suffix != SUFFIX:
+        raise UsageError(f"-o {output}", f"a name that ends in {SUFFIX} is needed")
+    if not target.parent.is_dir():
+        raise UsageError(f"-o {output}", next_step=f"make the folder {target.parent} first")
+    sampling = read_sampling(flags)
+    from apollo_cli.video.probe import probe
+
+    info = probe(video)
+    if info.kind == "image":
+        raise UsageError(f"{info.path.name} is an image", "only videos are remembered")
+    from apollo_cli.engine import load
+
+    with progress() as report:
+        apollo = load(**read_model(flags), use_cache=False, on_progress=report)
+        memory = apollo.remember(info, target, sampling, strict=flags["strict"], on_progress=report)
+    for note in memory.notes:
+        say_note(f"{info.path.name}: {note}")
+    size = format_bytes(target.stat().st_size)
+    say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target.name} ...")
+    click.echo(target)
+
+
+@click.group()
+def cache() -> None:
+    """List and clear the memories that are found again by themselves."""
+
+
+@cache.command("list")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+def list_command(as_json: bool) -> None:
+    """List the remembered videos, the last used first."""
+    from apollo_cli.memory_cache import cache_folder, limit_bytes, list_memories
+
+    memories = list_memories()
+    if as_json:
+        rows = [{"path": m.path, "size_bytes": m.size_bytes, **m.record.__dict__} for m in memories]
+        write_json({"folder": cache_folder(), "limit_bytes": limit_bytes(), "memories": rows})
+        return
+    table = [
+        [
+            Path(memory.record.path).name,
+            memory.record.model,
+            str(memory.record.clips),
+            format_bytes(memory.size_bytes),
+            time.strftime("%Y-%m-%d %H:%M", time.localtime(memory.used)),
+        ]
+        for memory in memories
+    ]
+    write_table(["VIDEO", "MODEL", "CLIPS", "SIZE", "LAST USED"], table)
+    total = format_bytes(sum(memory.size_bytes for memory in memories))
+    say_note(f"{total} of {format_bytes(limit_bytes())} (APOLLO_CACHE_GB) in {cache_folder()}")
+
+
+@cache.command("clear")
+def clear_command() -> None:
+    """Delete all remembered videos; files of apollo remember stay."""
+    from apollo_cli.memory_cache import clear
+
+    say_note(f"{format_bytes(clear())} freed")

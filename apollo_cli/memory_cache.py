@@ -1,0 +1,153 @@
+"""Video memories that are found again by themselves, in a folder with a size limit."""
+
+from __future__ import annotations
+
+import hashlib
+import os
+from dataclasses import dataclass
+from pathlib import Path
+
+from apollo_cli.errors import ApolloError
+from apollo_cli.memory_file import SUFFIX, MemoryRecord, read_record, read_times
+from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video_memory import clips_inside
+from apollo_cli.weights.checkpoint import Checkpoint
+from apollo_cli.weights.files import apollo_home
+
+LIMIT_VARIABLE = "APOLLO_CACHE_GB"
+DEFAULT_LIMIT_GB = 10.0
+_SAMPLE_BYTES = 64 * 1024
+_SAMPLES = 8
+_LONG_ROW = 5
+
+
+@dataclass(frozen=True)
+class CachedMemory:
+    """One file of the cache."""
+
+    path: Path
+    record: MemoryRecord
+    size_bytes: int
+    used: float
+
+
+def cache_folder() -> Path:
+    """Where memories are kept."""
+    return apollo_home() / "memories"
+
+
+def limit_bytes() -> int:
+    """Most bytes that the cache may take: ``APOLLO_CACHE_GB``, else ten gigabytes."""
+    try:
+        return int(float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GB)) * 1e9)
+    except ValueError:
+        return int(DEFAULT_LIMIT_GB * 1e9)
+
+
+def identify(path: Path, stream: int = 0) -> str:
+    """The identity of a file: its path, size, time of change, and samples of its content."""
+    facts = path.stat()
+    digest = hashlib.sha256(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}".encode())
+    with path.open("rb") as file:
+        for number in range(_SAMPLES):
+            file.seek(max(0, facts.st_size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            digest.update(file.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
+    """The identity of what makes visual tokens: encoders, connector, and how clips are cut.
+
+    Headers and samples of the weights stand for the whole, so that it takes milliseconds. The
+    language model and its precision do not enter: they only read the tokens.
+    """
+    digest = hashlib.sha256(dtype.encode())
+    keys = ("clip_duration", "frames_per_clip", "mm_vision_select_layer")
+    digest.update(repr([checkpoint.config.get(key) for key in keys]).encode())
+    digest.update(repr(checkpoint.encoder_names).encode())
+    for part, tensors in sorted(checkpoint.tensors.items()):
+        if part == "llm":
+            continue
+        for name, tensor in sorted(tensors.items()):
+            digest.update(f"{part}/{name} {tensor.dtype} {tensor.shape}".encode())
+        for file in sorted({tensor.file for tensor in tensors.values()}):
+            size = file.stat().st_size
+            with file.open("rb") as stream:
+                for number in range(_SAMPLES):
+                    stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+                    digest.update(stream.read(_SAMPLE_BYTES))
+    return digest.hexdigest()
+
+
+def place_for(source: str, model: str, plan: ClipPlan) -> Path:
+    """Where the memory of a plan goes."""
+    digest = hashlib.sha256(f"{source}{model}{plan.clip_seconds}".encode())
+    digest.update(plan.times.tobytes())
+    return cache_folder() / f"{source[:12]}-{digest.hexdigest()[:20]}{SUFFIX}"
+
+
+def find_memory(source: str, model: str, plan: ClipPlan) -> Path | None:
+    """A memory of the same file by the same model that shows at least what the plan wants.
+
+    A plan of clips at a rate is also served by a memory of a larger window that is as dense.
+    """
+    exact = place_for(source, model, plan)
+    if exact.is_file():
+        return exact
+    for path in sorted(cache_folder().glob(f"{source[:12]}-*{SUFFIX}")):
+        try:
+            record = read_record(path)
+        except ApolloError:
+            continue
+        same = (record.source, record.fingerprint) == (source, model)
+        if same and record.span_seconds == plan.clip_seconds and _serves(path, plan):
+            return path
+    return None
+
+
+def _serves(path: Path, plan: ClipPlan) -> bool:
+    """Whether a memory holds as many clips inside the plan's window as the plan wants."""
+    times = read_times(path)
+    inside = clips_inside(times, plan.start_seconds, plan.end_seconds)
+    # In a long row, a clip that a border of the window cuts off is no loss.
+    return len(inside) >= len(plan) - (len(plan) >= _LONG_ROW)
+
+
+def prune(limit: int) -> int:
+    """Delete the memories that were not used for longest until the rest takes ``limit`` bytes.
+
+    Returns:
+        Bytes freed.
+    """
+    memories = list_memories()
+    total, freed = sum(memory.size_bytes for memory in memories), 0
+    while memories and total - freed > limit:
+        oldest = memories.pop()
+        oldest.path.unlink(missing_ok=True)
+        freed += oldest.size_bytes
+    return freed
+
+
+def clear() -> int:
+    """Delete all memories, finished or not.
+
+    Returns:
+        Bytes freed.
+    """
+    freed = 0
+    for path in cache_folder().glob("*"):
+        freed += path.stat().st_size
+        path.unlink(missing_ok=True)
+    return freed
+
+
+def list_memories() -> list[CachedMemory]:
+    """All readable memories, the one that was used last first."""
+    found = []
+    for path in cache_folder().glob(f"*{SUFFIX}"):
+        try:
+            record, facts = read_record(path), path.stat()
+        except (ApolloError, OSError):
+            continue
+        found.append(CachedMemory(path, record, facts.st_size, facts.st_mtime))
+    return sorted(found, key=lambda memory: memory.used, reverse=True)

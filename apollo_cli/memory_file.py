@@ -1,0 +1,235 @@
+"""Video memory on disk: a safetensors file that is written as it is computed.
+
+The header says everything about how the tokens were made, as JSON. Its size and the places of
+all clips are known before the first clip is encoded, so clips are written in place, one batch
+after the other; a small file beside it counts those that are safely there. After a kill, the
+next run goes on behind them.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from safetensors import SafetensorError, safe_open
+
+from apollo_cli._version import __version__
+from apollo_cli.errors import MediaError, WeightsError
+from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video_memory import VideoMemory
+
+SUFFIX = ".apollo"
+FORMAT = 1
+RECORD_KEY = "apollo_memory"
+DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+# Room for what is only known at the end, such as damaged pictures.
+_SPARE_BYTES = 4096
+
+
+@dataclass(frozen=True)
+class MemoryRecord:
+    """How a memory was made.
+
+    Attributes:
+        model: name of the model. fingerprint: of its encoders and connector.
+        source: identity of the file, as ``memory_cache.identify`` gives it.
+        path, kind, duration_seconds, clip_seconds: as in ``VideoMemory``.
+        window: start and end in seconds. span_seconds: length of a clip.
+        clips: how many there are. wanted_clips: how many would show everything.
+        notes: as in ``VideoMemory``.
+    """
+
+    model: str
+    fingerprint: str
+    source: str
+    path: str
+    kind: str
+    duration_seconds: float
+    clip_seconds: float
+    window: tuple[float, float]
+    span_seconds: float
+    clips: int
+    wanted_clips: int
+    notes: tuple[str, ...] = ()
+    version: str = __version__
+    format: int = FORMAT
+
+    def to_json(self) -> str:
+        """One line."""
+        return json.dumps(self.__dict__, ensure_ascii=True, sort_keys=True)
+
+
+class MemoryWriter:
+    """Writes one memory, batch by batch; what an earlier, stopped run wrote is kept.
+
+    Args:
+        target: the finished file; until then its name ends in ``.part``.
+        record: how the memory is made.
+        tokens_shape: (clips, R, H). frames: frames a clip. dtype: of the tokens.
+
+    Attributes:
+        done: clips that are safely on disk.
+    """
+
+    def __init__(
+        self,
+        target: Path,
+        record: MemoryRecord,
+        tokens_shape: tuple[int, int, int],
+        frames: int,
+        dtype: torch.dtype,
+    ) -> None:
+        self.target, self.record = target, record
+        self.part = target.with_name(target.name + ".part")
+        self.counter = target.with_name(target.name + ".count")
+        self.clips, self.frames = tokens_shape[0], frames
+        self.clip_bytes = tokens_shape[1] * tokens_shape[2] * dtype.itemsize
+        times_bytes = self.clips * frames * 8
+        entries = {
+            "times": _entry("F64", (self.clips, frames), 0, times_bytes),
+            "tokens": _entry(
+                DTYPES[dtype], tokens_shape, times_bytes, self.clips * self.clip_bytes
+            ),
+        }
+        self._entries = entries
+        self._header = self._render(record, None)
+        self._times_at = len(self._header)
+        self._tokens_at = self._times_at + times_bytes
+        self.done = self._resume()
+
+    def _render(self, record: MemoryRecord, length: int | None) -> bytes:
+        header = {"__metadata__": {RECORD_KEY: record.to_json()}, **self._entries}
+        text = json.dumps(header).encode()
+        if length is None:
+            length = -(-(len(text) + _SPARE_BYTES) // 8) * 8
+        if len(text) > length:
+            return self._header
+        return length.to_bytes(8, "little") + text.ljust(length)
+
+    def _resume(self) -> int:
+        try:
+            with self.part.open("rb") as file:
+                same = file.read(len(self._header)) == self._header
+            count = int(self.counter.read_text()) if same else 0
+        except (OSError, ValueError):
+            same, count = False, 0
+        if not same:
+            self.target.parent.mkdir(parents=True, exist_ok=True)
+            self.counter.unlink(missing_ok=True)
+            with self.part.open("wb") as file:
+                file.write(self._header)
+                file.truncate(self._tokens_at + self.clips * self.clip_bytes)
+        return min(max(count, 0), self.clips)
+
+    def add(self, tokens: torch.Tensor, times: np.ndarray) -> None:
+        """Write the next clips: tokens (B, R, H) and times (B, frames)."""
+        raw = tokens.detach().cpu().contiguous().view(torch.uint8).numpy()
+        with self.part.open("r+b") as file:
+            file.seek(self._times_at + self.done * self.frames * 8)
+            file.write(np.ascontiguousarray(times, dtype="<f8").tobytes())
+            file.seek(self._tokens_at + self.done * self.clip_bytes)
+            file.write(raw.tobytes())
+            file.flush()
+            os.fsync(file.fileno())
+        self.done += len(times)
+        fresh = self.counter.with_name(self.counter.name + ".new")
+        fresh.write_text(str(self.done))
+        fresh.replace(self.counter)
+
+    def finish(self, notes: tuple[str, ...]) -> Path:
+        """Complete the record and give the file its name."""
+        record = replace(self.record, notes=notes)
+        with self.part.open("r+b") as file:
+            file.write(self._render(record, self._times_at - 8))
+            file.flush()
+            os.fsync(file.fileno())
+        self.part.replace(self.target)
+        self.counter.unlink(missing_ok=True)
+        return self.target
+
+    def written(self) -> tuple[torch.Tensor, np.ndarray]:
+        """Tokens and times of the clips that are there."""
+        tokens, times = _read_tensors(self.part)
+        return tokens[: self.done], times[: self.done]
+
+
+def _entry(dtype: str, shape: tuple[int, ...], start: int, size: int) -> dict[str, Any]:
+    return {"dtype": dtype, "shape": list(shape), "data_offsets": [start, start + size]}
+
+
+def _read_tensors(path: Path) -> tuple[torch.Tensor, np.ndarray]:
+    with safe_open(path, framework="pt") as file:
+        return file.get_tensor("tokens"), file.get_tensor("times").numpy()
+
+
+def read_record(path: Path) -> MemoryRecord:
+    """Read how a memory was made.
+
+    Raises:
+        MediaError: the file is missing, damaged, or not a video memory.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            metadata = file.metadata() or {}
+        values = json.loads(metadata[RECORD_KEY])
+        if values["format"] != FORMAT:
+            raise MediaError(
+                f"{path.name}: a video memory of format {values['format']}",
+                f"this version reads format {FORMAT}",
+                "remember the video again",
+            )
+        values["window"], values["notes"] = tuple(values["window"]), tuple(values["notes"])
+        return MemoryRecord(**values)
+    except FileNotFoundError as error:
+        raise MediaError(f"{path}: no such file") from error
+    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
+        raise MediaError(
+            f"{path.name}: not a video memory, or damaged", next_step="remember the video again"
+        ) from error
+
+
+def read_times(path: Path) -> np.ndarray:
+    """The times of a memory's clips, (clips, frames), without its tokens."""
+    with safe_open(path, framework="np") as file:
+        return file.get_tensor("times")
+
+
+def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
+    """Load a memory for a model.
+
+    Args:
+        path: a file that ``MemoryWriter`` finished.
+        fingerprint: of the model that will be asked. model: its name, for the error.
+
+    Raises:
+        MediaError: the file is missing, damaged, or not a video memory.
+        WeightsError: it was made by another model.
+    """
+    record = read_record(path)
+    if record.fingerprint != fingerprint:
+        raise WeightsError(
+            f"{path.name} was made by {record.model}, and {model} is loaded",
+            "visual tokens are understood only by the model that made them",
+            f"use --model {record.model}, or the video itself",
+        )
+    try:
+        tokens, times = _read_tensors(path)
+    except (SafetensorError, OSError) as error:
+        raise MediaError(f"{path.name}: damaged ({error})") from error
+    plan = ClipPlan(times, record.span_seconds, *record.window, record.wanted_clips)
+    return VideoMemory(
+        path=Path(record.path),
+        kind=record.kind,
+        duration_seconds=record.duration_seconds,
+        plan=plan,
+        tokens=tokens,
+        times=times,
+        clip_seconds=record.clip_seconds,
+        notes=record.notes,
+        remembered=path,
+    )

@@ -1,0 +1,184 @@
+"""Watching: from a plan to video memory, decoded, encoded, and kept on disk as it goes."""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from apollo_cli.errors import FitError
+from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
+from apollo_cli.memory_file import MemoryRecord, MemoryWriter, load_memory
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.planning import Planner
+from apollo_cli.video.probe import VideoInfo
+from apollo_cli.video.reader import ReadReport, read_clips
+from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video_memory import VideoMemory
+
+ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
+
+Progress = Callable[[str, int, int], None]
+
+
+def no_progress(stage: str, done: int, total: int) -> None:
+    """Say nothing."""
+
+
+@dataclass
+class Watcher:
+    """Watches videos for one model.
+
+    Attributes:
+        network, planner: of the model. model_name, fingerprint: its identity.
+        use_cache: whether memories are found again and kept.
+        encode_batch: clips that are encoded at once; halves itself when memory runs out.
+    """
+
+    network: ApolloModel
+    planner: Planner
+    model_name: str
+    fingerprint: str
+    use_cache: bool = True
+    encode_batch: int = field(default=0)
+
+    def __post_init__(self) -> None:
+        kind = self.network.device.type
+        self.encode_batch = self.encode_batch or ENCODE_BATCH.get(kind, ENCODE_BATCH["cpu"])
+
+    def watch(
+        self,
+        info: VideoInfo,
+        plan: ClipPlan,
+        *,
+        target: Path | None = None,
+        strict: bool = False,
+        on_progress: Progress = no_progress,
+    ) -> VideoMemory:
+        """Look at a plan's clips, or remember them.
+
+        Args:
+            target: where to keep the memory; None keeps it in the cache, if that is used.
+            strict: a damaged picture is an error.
+            on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
+        """
+        writer = None
+        if info.kind == "video" and (target is not None or self.use_cache):
+            source = identify(info.path, info.stream_index)
+            found = find_memory(source, self.fingerprint, plan)
+            if found is not None and target is None:
+                return self._remember(found, info, plan)
+            writer = self._writer(
+                target or place_for(source, self.fingerprint, plan), source, info, plan
+            )
+        memory = self._look(info, plan, writer, strict, on_progress)
+        if writer is not None:
+            writer.finish(memory.notes)
+            prune(max(limit_bytes(), 0))
+        return memory
+
+    def _remember(self, found: Path, info: VideoInfo, plan: ClipPlan) -> VideoMemory:
+        os.utime(found)
+        memory = load_memory(found, self.fingerprint, self.model_name)
+        memory = memory.within(plan.start_seconds, plan.end_seconds).thinned(len(plan))
+        tokens = memory.tokens.to(self.network.device)
+        return replace(memory, path=info.path, tokens=tokens)
+
+    def _writer(self, target: Path, source: str, info: VideoInfo, plan: ClipPlan) -> MemoryWriter:
+        record = MemoryRecord(
+            model=self.model_name,
+            fingerprint=self.fingerprint,
+            source=source,
+            path=str(info.path),
+            kind=info.kind,
+            duration_seconds=info.duration_seconds,
+            clip_seconds=self.planner.clip_seconds(plan),
+            window=(plan.start_seconds, plan.end_seconds),
+            span_seconds=plan.clip_seconds,
+            clips=len(plan),
+            wanted_clips=plan.wanted_clips,
+        )
+        config = self.network.config
+        shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)
+        return MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
+
+    def _look(
+        self,
+        info: VideoInfo,
+        plan: ClipPlan,
+        writer: MemoryWriter | None,
+        strict: bool,
+        on_progress: Progress,
+    ) -> VideoMemory:
+        specs = [encoder.pixels for encoder in self.network.config.encoders]
+        tokens, times, notes, report = [], [], list[str](), ReadReport()
+        skipped = writer.done if writer else 0
+        if writer and skipped:
+            kept = writer.written()
+            tokens.append(kept[0].to(self.network.device))
+            times.append(kept[1])
+            notes.append(f"{skipped} clips of an earlier, stopped run were kept")
+        decode_seconds = encode_seconds = 0.0
+        mark = time.perf_counter()
+        batches = read_clips(
+            info,
+            plan.times[skipped:],
+            specs,
+            batch_clips=self.encode_batch,
+            strict=strict,
+            report=report,
+        )
+        for batch in batches if skipped < len(plan) else ():
+            done = skipped + batch.first_clip + len(batch.times)
+            decoded = time.perf_counter()
+            on_progress("decode", done, len(plan))
+            encoded = self._encode(batch.pixels, notes)
+            if writer:
+                writer.add(encoded, batch.times)
+            tokens.append(encoded)
+            times.append(batch.times)
+            decode_seconds += decoded - mark
+            mark = time.perf_counter()
+            encode_seconds += mark - decoded
+            on_progress("encode", done, len(plan))
+        return VideoMemory(
+            path=info.path,
+            kind=info.kind,
+            duration_seconds=info.duration_seconds,
+            plan=plan,
+            tokens=torch.cat(tokens),
+            times=np.concatenate(times),
+            clip_seconds=self.planner.clip_seconds(plan),
+            notes=(*info.warnings, *notes, *filter(None, [report.describe()])),
+            decode_seconds=decode_seconds,
+            encode_seconds=encode_seconds,
+        )
+
+    @torch.inference_mode()
+    def _encode(self, pixels: dict[str, np.ndarray], notes: list[str]) -> torch.Tensor:
+        """Encode a batch of clips; a batch too large for the memory halves itself and says so."""
+        clips = len(next(iter(pixels.values())))
+        tokens: list[torch.Tensor] = []
+        while len(tokens) < clips:
+            size = min(self.encode_batch, clips - len(tokens))
+            piece = {
+                name: torch.from_numpy(array[len(tokens) : len(tokens) + size])
+                for name, array in pixels.items()
+            }
+            try:
+                tokens.extend(self.network.encode_clips(piece))
+            except torch.OutOfMemoryError:
+                if size == 1:
+                    raise FitError(
+                        "one clip does not fit the memory of the device",
+                        next_step="use --device cpu or a smaller model",
+                    ) from None
+                self.encode_batch = size // 2
+                torch.cuda.empty_cache()
+                notes.append(f"out of memory: clips are now encoded {size // 2} at a time")
+        return torch.stack(tokens)

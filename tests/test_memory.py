@@ -1,0 +1,199 @@
+"""Video memory: the same answers without decoding, resumable, bounded, refused for others."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from shutil import copyfile
+
+import pytest
+import torch
+
+from apollo_cli import engine
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.engine import Apollo
+from apollo_cli.errors import MediaError, UsageError, WeightsError
+from apollo_cli.memory_cache import cache_folder, identify, list_memories, prune
+from apollo_cli.memory_file import read_record
+from tests import tiny
+from tests.tiny import Tiny
+
+CASES = Path(__file__).parent / "cases"
+SHORT = GenerationOptions(max_new_tokens=12)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return tiny.save(tmp_path_factory.mktemp("memory") / "checkpoint")
+
+
+@pytest.fixture
+def apollo(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Apollo:
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    return engine.load(checkpoint)
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    return Path(copyfile(CASES / "one_key_60s.mp4", tmp_path / "video.mp4"))
+
+
+def test_the_second_time_nothing_is_decoded_and_the_answer_is_the_same(apollo: Apollo, video: Path):
+    first = apollo.watch(video)
+    second = apollo.watch(video)
+    assert first.remembered is None
+    assert second.remembered is not None
+    assert second.decode_seconds == 0
+    assert torch.equal(first.tokens, second.tokens)
+    assert (first.times == second.times).all()
+    assert first.part == second.part
+    answers = [apollo.ask(memory, "one?", SHORT) for memory in (first, second)]
+    assert answers[0].text == answers[1].text
+    assert answers[0].tokens == answers[1].tokens
+
+
+def test_a_window_and_a_smaller_budget_are_served_from_what_is_there(apollo: Apollo, video: Path):
+    whole = apollo.watch(video)
+    part = apollo.watch(video, SamplingOptions(start_seconds=10, end_seconds=20))
+    assert part.remembered is not None
+    assert torch.equal(part.tokens, whole.tokens[5:10])
+    assert part.plan.coverage == 1
+    few = apollo.watch(video, SamplingOptions(max_clips=6))
+    assert few.remembered is not None
+    assert len(few) == 6
+    assert few.plan.coverage == pytest.approx(0.2)
+
+
+def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):
+    apollo.watch(video, SamplingOptions(max_clips=6))
+    assert apollo.watch(video).remembered is None
+    assert apollo.watch(video, SamplingOptions(fps=4.0)).remembered is None
+
+
+def test_a_changed_file_is_watched_again(apollo: Apollo, video: Path):
+    apollo.watch(video)
+    before = identify(video)
+    copyfile(CASES / "cfr30.mp4", video)
+    assert identify(video) != before
+    assert apollo.watch(video).remembered is None
+
+
+def test_a_memory_file_is_asked_like_a_video(apollo: Apollo, video: Path, tmp_path: Path):
+    target = tmp_path / "video.apollo"
+    made = apollo.remember(video, target)
+    assert read_record(target).path == str(video)
+    video.unlink()
+    read = apollo.watch(target)
+    assert torch.equal(made.tokens, read.tokens)
+    assert apollo.ask(read, "one?", SHORT).text == apollo.ask(made, "one?", SHORT).text
+    part = apollo.watch(target, SamplingOptions(start_seconds=30))
+    assert len(part) == 15
+    with pytest.raises(UsageError, match="no remembered clip"):
+        apollo.watch(target, SamplingOptions(start_seconds=90, end_seconds=95))
+
+
+def test_a_memory_holds_everything_even_where_a_context_does_not(tmp_path: Path, video: Path):
+    small = engine.load(tiny.save(tmp_path / "small", Tiny(context=600)), use_cache=False)
+    made = small.remember(video, tmp_path / "video.apollo")
+    assert len(made) == 30
+    answer = small.ask(made, "one?", SHORT)
+    assert answer.tokens.total <= 600
+    assert answer.videos[0]["clips"] < 30
+
+
+def test_a_memory_is_refused_for_another_model(apollo: Apollo, video: Path, tmp_path: Path):
+    target = tmp_path / "video.apollo"
+    apollo.remember(video, target)
+    other = engine.load(tiny.save(tmp_path / "other", Tiny(seed=7)))
+    with pytest.raises(WeightsError, match="was made by"):
+        other.watch(target)
+
+
+@pytest.mark.parametrize("damage", ["cut", "text", "empty"])
+def test_a_damaged_memory_is_a_clear_error(
+    damage: str, apollo: Apollo, video: Path, tmp_path: Path
+):
+    target = tmp_path / "video.apollo"
+    apollo.remember(video, target)
+    whole = target.read_bytes()
+    target.write_bytes({"cut": whole[: len(whole) // 2], "text": b"hello", "empty": b""}[damage])
+    with pytest.raises(MediaError, match=r"video\.apollo"):
+        apollo.watch(target)
+
+
+def test_a_killed_run_goes_on_where_it_was(checkpoint: Path, video: Path, tmp_path: Path):
+    """The child stops itself with SIGKILL after its third batch was written."""
+    target = tmp_path / "video.apollo"
+    code = (
+        "import os, signal, sys\n"
+        "from pathlib import Path\n"
+        "from apollo_cli import engine, memory_file\n"
+        "add = memory_file.MemoryWriter.add\n"
+        "def add_and_die(self, tokens, times):\n"
+        "    add(self, tokens, times)\n"
+        "    if self.done >= 12: os.kill(os.getpid(), signal.SIGKILL)\n"
+        "memory_file.MemoryWriter.add = add_and_die\n"
+        "engine.load(sys.argv[1]).remember(sys.argv[2], Path(sys.argv[3]))\n"
+    )
+    done = subprocess.run(
+        [sys.executable, "-c", code, str(checkpoint), str(video), str(target)], check=False
+    )
+    assert done.returncode == -signal.SIGKILL
+    assert not target.exists()
+    apollo = engine.load(checkpoint)
+    resumed = apollo.remember(video, target)
+    assert any("12 clips of an earlier, stopped run were kept" in note for note in resumed.notes)
+    whole = apollo.remember(video, tmp_path / "again.apollo")
+    torch.testing.assert_close(resumed.tokens, whole.tokens, rtol=0, atol=1e-5)
+    assert (resumed.times == whole.times).all()
+
+
+def test_a_part_of_another_plan_is_not_gone_on_with(apollo: Apollo, video: Path, tmp_path: Path):
+    target = tmp_path / "video.apollo"
+    whole = apollo.remember(video, target)
+    part, counter = target.with_name("video.apollo.part"), target.with_name("video.apollo.count")
+    target.rename(part)
+    counter.write_text("12")
+    fewer = apollo.remember(video, target, SamplingOptions(max_clips=6))
+    assert len(fewer) == 6
+    assert not any("stopped run" in note for note in fewer.notes)
+    assert len(whole) == 30
+
+
+def test_the_cache_keeps_its_limit_and_drops_what_was_not_used_longest(apollo: Apollo):
+    for number, name in enumerate(("cfr30.mp4", "vp8.webm", "fps29_97.mp4")):
+        memory = apollo.watch(CASES / name)
+        newest = max(cache_folder().glob("*.apollo"), key=lambda path: path.stat().st_mtime)
+        os.utime(newest, (number + 1e9, number + 1e9))
+        assert memory.remembered is None
+    sizes = [memory.size_bytes for memory in list_memories()]
+    assert prune(sum(sizes) - 1) == sizes[-1]
+    assert [Path(memory.record.path).name for memory in list_memories()] == [
+        "fps29_97.mp4",
+        "vp8.webm",
+    ]
+
+
+def test_an_hour_of_a_3b_shape_is_small_and_loads_fast(tmp_path: Path):
+    import numpy as np
+
+    from apollo_cli.memory_file import MemoryRecord, MemoryWriter, load_memory
+
+    record = MemoryRecord("m", "f", "s", "/x.mp4", "video", 3600.0, 2, (0, 3600), 2.0, 1800, 1800)
+    target = tmp_path / "hour.apollo"
+    writer = MemoryWriter(target, record, (1800, 32, 2048), 4, torch.bfloat16)
+    for first in range(0, 1800, 100):
+        times = first * 2.0 + np.arange(100)[:, None] * 2 + np.arange(4) * 0.5
+        writer.add(torch.full((100, 32, 2048), float(first), dtype=torch.bfloat16), times)
+    writer.finish(())
+    assert target.stat().st_size < 240e6
+    started = time.perf_counter()
+    memory = load_memory(target, "f", "m")
+    assert time.perf_counter() - started < 1
+    assert memory.tokens[150, 0, 0] == 100
+    assert memory.times[-1, -1] == 3599.5
+    assert read_record(target).wanted_clips == 1800
