@@ -12,6 +12,7 @@ from av.error import EOFError as DecoderEmpty
 from av.error import FFmpegError
 from av.stream import Discard
 
+from apollo_cli.video import progress
 from apollo_cli.video.opening import open_container
 
 _UNNUMBERED = -1
@@ -72,6 +73,7 @@ class Feed:
 
     def read(self) -> av.Packet | None:
         """The next packet, None at the end or where the file can't be followed any further."""
+        progress.advance()
         if self._held is not None:
             packet, self._held = self._held, None
             self.number += 1

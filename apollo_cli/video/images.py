@@ -12,6 +12,7 @@ import numpy as np
 from PIL import Image, ImageOps, UnidentifiedImageError
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video import progress
 from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import shown
 from apollo_cli.video.picture import over_black
@@ -68,6 +69,7 @@ def read_image_facts(path: Path, limits: Limits) -> ImageFacts:
         frames = getattr(image, "n_frames", 1) if _may_move(image) else 1
         milliseconds = [0.0]
         for index in range(frames if frames > 1 else 0):
+            progress.advance()
             image.seek(index)
             # Pillow tells a WebP frame's duration only once it is loaded.
             image.load()
@@ -95,6 +97,7 @@ def walk_image(path: Path, pictures: list[int], limits: Limits) -> Iterator[tupl
     """Yield ``(picture, (H, W, 3) uint8 RGB)`` for ascending pictures; alpha lies over black."""
     with _open_image(path, limits) as image:
         for index in pictures:
+            progress.advance()
             image.seek(index)
             upright = ImageOps.exif_transpose(image)
             if upright.mode in ("I;16", "I", "F"):

@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from fractions import Fraction
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 import numpy as np
 
@@ -77,3 +77,75 @@ class VideoInfo:
         slack = max(min(self.tick_seconds / 2, typical_step(self.times) / 4), 1e-6)
         found = np.searchsorted(self.times, np.asarray(seconds, np.float64) + slack, side="right")
         return np.clip(found - 1, 0, len(self.times) - 1)
+
+    def key_pictures(self, pictures: np.ndarray) -> np.ndarray:
+        """The nearest picture, before or after each, that decodes without any other."""
+        line = self.timeline
+        if line is None or line.walk in ("straight", "count"):
+            return pictures
+        keys = np.unique(line.picture[line.keys])
+        keys = keys[keys >= 0]
+        if not len(keys):
+            return pictures
+        after = np.clip(np.searchsorted(keys, pictures), 0, len(keys) - 1)
+        before = np.maximum(after - 1, 0)
+        seconds = self.times[pictures]
+        is_before = np.abs(self.times[keys[before]] - seconds) <= np.abs(
+            self.times[keys[after]] - seconds
+        )
+        return np.where(is_before, keys[before], keys[after])
+
+
+_TIMELINE_ARRAYS = ("pts", "picture", "packet", "keys", "key_of")
+_PLAIN_FIELDS = (
+    "kind",
+    "duration_seconds",
+    "codec",
+    "container",
+    "rotation",
+    "mirrored",
+    "source_fps",
+    "constant_rate",
+    "clock_offset_seconds",
+    "tick_seconds",
+    "stream_index",
+)
+
+
+def pack_info(info: VideoInfo) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
+    """Take an info apart into plain values and arrays, for another process."""
+    fields: dict[str, Any] = {name: getattr(info, name) for name in _PLAIN_FIELDS}
+    fields["path"] = str(info.path)
+    fields["stored_size"] = list(info.stored_size)
+    fields["display_size"] = list(info.display_size)
+    fields["warnings"] = list(info.warnings)
+    aspect = info.sample_aspect
+    fields["sample_aspect"] = None if aspect is None else [aspect.numerator, aspect.denominator]
+    arrays = {"times": info.times}
+    if info.timeline is not None:
+        fields["walk"] = info.timeline.walk
+        arrays["damaged"] = np.array(info.timeline.damaged, dtype=np.int64).reshape(-1, 2)
+        arrays |= {name: getattr(info.timeline, name) for name in _TIMELINE_ARRAYS}
+    return fields, arrays
+
+
+def unpack_info(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> VideoInfo:
+    """Put together what ``pack_info`` took apart."""
+    aspect = fields["sample_aspect"]
+    info = VideoInfo(
+        path=Path(fields["path"]),
+        times=arrays["times"],
+        stored_size=(fields["stored_size"][0], fields["stored_size"][1]),
+        display_size=(fields["display_size"][0], fields["display_size"][1]),
+        sample_aspect=None if aspect is None else Fraction(*aspect),
+        warnings=tuple(fields["warnings"]),
+        **{name: fields[name] for name in _PLAIN_FIELDS},
+    )
+    if "walk" not in fields:
+        return info
+    timeline = Timeline(
+        damaged=tuple((int(first), int(end)) for first, end in arrays["damaged"]),
+        walk=fields["walk"],
+        **{name: arrays[name] for name in _TIMELINE_ARRAYS},
+    )
+    return replace(info, timeline=timeline)

@@ -12,6 +12,7 @@ import av.video.stream
 import numpy as np
 from av.error import FFmpegError
 
+from apollo_cli.video import progress
 from apollo_cli.video.feed import silence_other_streams
 
 NO_TIME = np.iinfo(np.int64).min
@@ -135,6 +136,7 @@ def scan_packets(
     try:
         for packet in container.demux(stream):
             if packet.size:
+                progress.advance()
                 columns.add(packet)
                 if len(columns.flags) > most:
                     return None

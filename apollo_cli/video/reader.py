@@ -79,6 +79,7 @@ def read_frames(
     times: Sequence[float] | np.ndarray,
     *,
     strict: bool = False,
+    fast: bool = False,
     report: ReadReport | None = None,
 ) -> Iterator[Frame]:
     """Yield the picture on display at each time, in ascending order of time.
@@ -86,6 +87,7 @@ def read_frames(
     Args:
         times: seconds, in any order; a picture wanted twice is decoded once.
         strict: a damaged picture is an error; otherwise its nearest sound neighbour stands in.
+        fast: give the key picture nearest to each time instead, which costs about a tenth.
         report: is filled with what was found.
 
     Raises:
@@ -93,6 +95,7 @@ def read_frames(
     """
     wanted = np.asarray(times, dtype=np.float64).reshape(-1)
     pictures = info.frames_at(wanted)
+    pictures = info.key_pictures(pictures) if fast else pictures
     order = np.argsort(pictures, kind="stable")
     ascending = pictures[order]
     at = 0
@@ -110,6 +113,7 @@ def read_clips(
     *,
     batch_clips: int = 4,
     strict: bool = False,
+    fast: bool = False,
     report: ReadReport | None = None,
 ) -> Iterator[ClipBatch]:
     """Yield clips in their own order, a few at a time, each picture resized once an encoder.
@@ -118,12 +122,14 @@ def read_clips(
         times: (clips, frames) wanted seconds.
         specs: what the encoders take.
         batch_clips: most clips in one batch.
+        strict, fast, report: as in ``read_frames``.
 
     Raises:
         MediaError: as ``read_frames``.
     """
     times = np.asarray(times, dtype=np.float64)
     pictures = info.frames_at(times)
+    pictures = info.key_pictures(pictures) if fast else pictures
     for group in _forward_groups(pictures, batch_clips):
         walk = _walk(info, np.unique(pictures[group]).tolist(), strict, report)
         squares: dict[int, tuple[float, dict[str, np.ndarray]]] = {}

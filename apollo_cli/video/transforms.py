@@ -92,7 +92,8 @@ def _bilinear(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nd
     # Target rows that see nothing but bars keep the colour of the bars.
     seen = (high >= top) & (low < top + height)
     rows = np.concatenate([low[seen], high[seen]]) - top
-    across = _blend_columns(rgb, rows, left, side, colour, (low, high, near, far))
+    taps = (low, high, near, far)
+    across = _blend_columns(rgb, rows, left, side, colour=colour, taps=taps)
     upper, lower = across[: seen.sum()], across[seen.sum() :]
     if side == 2 * size:
         # OpenCV takes the plain mean of four where a side is exactly halved.
@@ -110,6 +111,7 @@ def _blend_columns(
     rows: np.ndarray,
     left: int,
     side: int,
+    *,
     colour: tuple[int, int, int],
     taps: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
 ) -> np.ndarray:

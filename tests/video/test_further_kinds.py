@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import time
 import tracemalloc
 from collections.abc import Callable
@@ -315,3 +317,30 @@ def test_an_hour_is_read_in_flat_memory_and_little_time(tmp_path: Path):
     peak = tracemalloc.get_traced_memory()[1]
     tracemalloc.stop()
     assert peak < 20 * 2**20
+
+
+def test_fast_reading_gives_true_key_pictures_and_says_their_times():
+    info = probe(FOLDER / "open_gop_b.mp4")
+    frames = {f.position: f for f in read_frames(info, [0.0, 1.1, 1.9, 5.9], fast=True)}
+    assert [frames[k].seconds for k in range(4)] == pytest.approx([0, 1, 2, 5])
+    for frame in frames.values():
+        mark = read_marker(frame.rgb)
+        assert mark is not None
+        assert mark.number == round(frame.seconds * 24)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in the units of Linux")
+def test_thousands_of_openings_leak_neither_handles_nor_memory():
+    info = probe(FOLDER / "cfr10_target.mp4")
+
+    def open_often(count: int) -> None:
+        for _ in range(count):
+            next(iter(read_frames(info, [0.3])))
+
+    open_often(50)
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    open_often(400)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
+    assert after - before < 8 * 1024

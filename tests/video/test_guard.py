@@ -1,0 +1,147 @@
+"""The guarded child gives the same pictures, and its end is never the end of its owner."""
+
+from __future__ import annotations
+
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from apollo_cli.errors import MediaError
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.limits import Limits
+from apollo_cli.video.probe import probe
+from apollo_cli.video.reader import ReadReport, read_clips, read_frames
+from apollo_cli.video.transforms import PixelSpec
+from tests.cases import FOLDER
+
+SPECS = [
+    PixelSpec("one", 32, "bicubic", (127, 127, 127), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+    PixelSpec("two", 28, "bilinear", (123, 116, 103), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)),
+]
+
+
+@pytest.fixture(scope="module")
+def guard() -> Iterator[GuardedReader]:
+    with GuardedReader() as reader:
+        yield reader
+
+
+def same_info(one: VideoInfo, other: VideoInfo) -> bool:
+    lines = (one.timeline, other.timeline)
+    if lines[0] is not None and lines[1] is not None:
+        assert lines[0].walk == lines[1].walk
+        assert lines[0].damaged == lines[1].damaged
+        assert np.array_equal(lines[0].key_of, lines[1].key_of)
+    return repr(one) == repr(other) and np.array_equal(one.times, other.times)
+
+
+@pytest.mark.parametrize("name", ["open_gop_b.mp4", "sar16_11.mp4", "size_change.ts", "anim.gif"])
+def test_the_child_sees_and_gives_the_same(guard: GuardedReader, name: str):
+    info = probe(FOLDER / name)
+    assert same_info(guard.probe(FOLDER / name), info)
+    times = info.times[[-1, 0, 7, 7]]
+    for one, other in zip(guard.read_frames(info, times), read_frames(info, times), strict=True):
+        assert (one.position, one.seconds) == (other.position, other.seconds)
+        assert np.array_equal(one.rgb, other.rgb)
+    clips = info.times[np.arange(12).reshape(3, 4)]
+    ours = guard.read_clips(info, clips, SPECS, batch_clips=2)
+    for one, other in zip(ours, read_clips(info, clips, SPECS, batch_clips=2), strict=True):
+        assert one.first_clip == other.first_clip
+        assert np.array_equal(one.times, other.times)
+        assert all(np.array_equal(one.pixels[s.name], other.pixels[s.name]) for s in SPECS)
+
+
+def test_errors_and_reports_come_through_whole(guard: GuardedReader):
+    with pytest.raises(MediaError, match=r"encrypted.mp4 is encrypted; an unprotected file"):
+        guard.probe(FOLDER / "encrypted.mp4")
+    info = guard.probe(FOLDER / "bit_flips.mp4")
+    report = ReadReport()
+    assert len(list(guard.read_frames(info, info.times, report=report))) == 240
+    assert len(report.damaged_seconds) == 75
+    with pytest.raises(MediaError, match="is damaged"):
+        list(guard.read_frames(info, info.times, strict=True))
+
+
+def test_a_reading_may_be_left_early(guard: GuardedReader):
+    info = guard.probe(FOLDER / "cfr30.mp4")
+    child = guard.process_id
+    for _ in range(3):
+        assert next(guard.read_frames(info, info.times)).position == 0
+    assert len(list(guard.read_frames(info, info.times[:5]))) == 5
+    assert guard.process_id == child
+
+
+def test_a_hang_is_one_line_and_the_next_file_is_read():
+    with GuardedReader(stall_seconds=1) as reader:
+        reader.probe(FOLDER / "cfr30.mp4")
+        assert reader.process_id is not None
+        os.kill(reader.process_id, signal.SIGSTOP)
+        started = time.monotonic()
+        with pytest.raises(MediaError, match=r"fps240.mp4: decoding made no progress for 1 s"):
+            reader.probe(FOLDER / "fps240.mp4")
+        assert time.monotonic() - started < 5
+        assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
+
+
+def test_a_crash_in_the_middle_is_one_line():
+    with GuardedReader() as reader:
+        info = reader.probe(FOLDER / "cfr30.mp4")
+        frames = reader.read_frames(info, info.times)
+        next(frames)
+        assert reader.process_id is not None
+        os.kill(reader.process_id, signal.SIGSEGV)
+        with pytest.raises(MediaError, match=r"cfr30.mp4: the decoder crashed \(signal 11"):
+            list(frames)
+
+
+def test_limits_hold_in_the_child_too():
+    with (
+        GuardedReader(limits=Limits(max_pixels=1000)) as reader,
+        pytest.raises(MediaError, match=r"pictures of 320x180; allowed are 1,000 pixels"),
+    ):
+        reader.probe(FOLDER / "cfr30.mp4")
+
+
+def is_running(process: int) -> bool:
+    try:
+        os.kill(process, 0)
+    except ProcessLookupError:
+        return False
+    # A process that has ended stays listed until its new parent takes note of it.
+    status = Path(f"/proc/{process}/stat")
+    return not status.exists() or status.read_text().rsplit(")", 1)[1].split()[0] != "Z"
+
+
+def test_the_child_ends_with_an_owner_that_is_killed():
+    code = (
+        "import sys, time\n"
+        "from apollo_cli.video.guard import GuardedReader\n"
+        "reader = GuardedReader()\n"
+        "reader.probe(sys.argv[1])\n"
+        "print(reader.process_id, flush=True)\n"
+        "time.sleep(60)\n"
+    )
+    root = Path(__file__).parents[2]
+    owner = subprocess.Popen(
+        [sys.executable, "-c", code, str(FOLDER / "cfr30.mp4")],
+        stdout=subprocess.PIPE,
+        cwd=root,
+    )
+    assert owner.stdout is not None
+    with owner.stdout:
+        child = int(owner.stdout.readline())
+        assert is_running(child)
+        owner.kill()
+        owner.wait()
+    deadline = time.monotonic() + 5
+    while is_running(child) and time.monotonic() < deadline:
+        time.sleep(0.05)
+    assert not is_running(child)
