@@ -6,6 +6,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
+from apollo_cli.citations import Citation
 from apollo_cli.video.budget import TokenCount
 
 
@@ -15,11 +16,13 @@ class Answer:
 
     Attributes:
         text: the answer. question: what was asked.
-        stop: ``end`` when the model ended it, ``length`` when ``max_new_tokens`` did.
+        stop: ``end`` when the model ended it, ``length`` when ``max_new_tokens`` did,
+            ``repetition`` when it began to repeat itself.
         generated: number of tokens written.
         tokens: what the prompt took of the context.
         seconds: time of each stage. videos: what was looked at. model: which model, and where.
         notes: what a user should know, a sentence each.
+        citations: moments that the text names, tied to clips of the one video.
     """
 
     text: str
@@ -31,6 +34,7 @@ class Answer:
     videos: tuple[dict[str, Any], ...]
     model: dict[str, Any]
     notes: tuple[str, ...] = ()
+    citations: tuple[Citation, ...] = ()
 
     def __str__(self) -> str:
         return self.text
@@ -51,6 +55,7 @@ class Answer:
                 "context": self.tokens.context,
             },
             "seconds": {stage: round(value, 3) for stage, value in self.seconds.items()},
+            "cited": [citation.to_dict() for citation in self.citations],
             "notes": list(self.notes),
         }
 

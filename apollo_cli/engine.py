@@ -9,18 +9,19 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from transformers import DynamicCache
 
 from apollo_cli.answer import Answer, AnswerStream
+from apollo_cli.citations import cited_times
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
 from apollo_cli.memory_cache import fingerprint
-from apollo_cli.memory_file import SUFFIX, load_memory
-from apollo_cli.model.generate import generate, prefill, rewind
+from apollo_cli.memory_file import load_memory
+from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import PromptBuilder, Turn
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.planning import Planner
+from apollo_cli.session import Session, is_looping
 from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.probe import VideoInfo, probe
 from apollo_cli.video_memory import VideoMemory, fit_memories
@@ -102,9 +103,7 @@ class Apollo:
         self.located = located
         self.load_seconds = load_seconds
         self._card = read_card(located.folder) if located.is_toy else {}
-        self._cache = DynamicCache(config=self.network.llm.config)
-        self._cached_memories: list[VideoMemory] = []
-        self._cached_length = 0
+        self.session = Session(self.network, self.prompts)
 
     def watch(
         self,
@@ -240,18 +239,25 @@ class Apollo:
         needed = len(suffix) + options.max_new_tokens
         memories = fit_memories(memories, self.prompts, self.network.config.context, needed, notes)
         started = time.perf_counter()
-        prefix_length = self._prefill_prefix(memories)
-        logits = prefill(self.network, self.network.embed(suffix, None), self._cache)
+        logits = self.session.read(memories, suffix)
+        prefix_length = self.session.prefix_length
         prefilled = time.perf_counter()
         ids: list[int] = []
-        shown = ""
-        for token in generate(self.network, logits, self._cache, options, self._eos_ids):
+        shown, stop = "", "end"
+        for token in self.session.write(logits, options):
             ids.append(token)
             text = self.prompts.tokenizer.decode(ids).lstrip()
             # A character may be spread over tokens; it is shown when it is whole.
             if not text.endswith("\ufffd") and len(text) > len(shown):
                 yield text[len(shown) :]
                 shown = text
+            if is_looping(ids):
+                stop = "repetition"
+                notes.append("the answer began to repeat itself and was stopped")
+                break
+        if len(ids) >= options.max_new_tokens:
+            stop = "length"
+            notes.append(f"the answer was cut at {options.max_new_tokens} tokens")
         text = self.prompts.tokenizer.decode(ids).lstrip()
         if len(text) > len(shown):
             yield text[len(shown) :]
@@ -259,7 +265,7 @@ class Apollo:
         stream.answer = Answer(
             text=text.rstrip(),
             question=question,
-            stop="length" if len(ids) >= options.max_new_tokens else "end",
+            stop=stop,
             generated=len(ids),
             tokens=TokenCount(
                 visual=visual,
@@ -277,28 +283,5 @@ class Apollo:
             videos=tuple(memory.describe() for memory in memories),
             model=self.describe(),
             notes=tuple(notes),
+            citations=tuple(cited_times(text, memories[0])) if len(memories) == 1 else (),
         )
-
-    def _prefill_prefix(self, memories: list[VideoMemory]) -> int:
-        """Bring the cache to the end of the last visual token; what is there already is kept.
-
-        All questions about the same videos share this prefix, so only the first one pays for it.
-        """
-        kept = len(memories) == len(self._cached_memories) and all(
-            new is old for new, old in zip(memories, self._cached_memories, strict=True)
-        )
-        if not (kept and memories):
-            self._cache = DynamicCache(config=self.network.llm.config)
-            self._cached_memories, self._cached_length = [], 0
-            if memories:
-                ids = self.prompts.prefix_ids([memory.part for memory in memories])
-                visual = torch.cat([memory.tokens.flatten(0, 1) for memory in memories])
-                prefill(self.network, self.network.embed(ids, visual), self._cache)
-                self._cached_memories, self._cached_length = memories, len(ids)
-        rewind(self._cache, self._cached_length)
-        return self._cached_length
-
-    @property
-    def _eos_ids(self) -> tuple[int, ...]:
-        end = self.prompts.tokenizer.token_id(self.prompts.template.end_token)
-        return tuple({*self.network.config.eos_ids, *(() if end is None else (end,))})

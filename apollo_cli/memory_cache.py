@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.errors import ApolloError
-from apollo_cli.memory_file import SUFFIX, MemoryRecord, read_record, read_times
+from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record, read_times
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import clips_inside
 from apollo_cli.weights.checkpoint import Checkpoint

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import json
 import os
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -18,50 +18,14 @@ import numpy as np
 import torch
 from safetensors import SafetensorError, safe_open
 
-from apollo_cli._version import __version__
 from apollo_cli.errors import MediaError, WeightsError
+from apollo_cli.memory_record import RECORD_KEY, MemoryRecord, read_record
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 
-SUFFIX = ".apollo"
-FORMAT = 1
-RECORD_KEY = "apollo_memory"
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
 # Room for what is only known at the end, such as damaged pictures.
 _SPARE_BYTES = 4096
-
-
-@dataclass(frozen=True)
-class MemoryRecord:
-    """How a memory was made.
-
-    Attributes:
-        model: name of the model. fingerprint: of its encoders and connector.
-        source: identity of the file, as ``memory_cache.identify`` gives it.
-        path, kind, duration_seconds, clip_seconds: as in ``VideoMemory``.
-        window: start and end in seconds. span_seconds: length of a clip.
-        clips: how many there are. wanted_clips: how many would show everything.
-        notes: as in ``VideoMemory``.
-    """
-
-    model: str
-    fingerprint: str
-    source: str
-    path: str
-    kind: str
-    duration_seconds: float
-    clip_seconds: float
-    window: tuple[float, float]
-    span_seconds: float
-    clips: int
-    wanted_clips: int
-    notes: tuple[str, ...] = ()
-    version: str = __version__
-    format: int = FORMAT
-
-    def to_json(self) -> str:
-        """One line."""
-        return json.dumps(self.__dict__, ensure_ascii=True, sort_keys=True)
 
 
 class MemoryWriter:
@@ -165,38 +129,6 @@ def _entry(dtype: str, shape: tuple[int, ...], start: int, size: int) -> dict[st
 def _read_tensors(path: Path) -> tuple[torch.Tensor, np.ndarray]:
     with safe_open(path, framework="pt") as file:
         return file.get_tensor("tokens"), file.get_tensor("times").numpy()
-
-
-def read_record(path: Path) -> MemoryRecord:
-    """Read how a memory was made.
-
-    Raises:
-        MediaError: the file is missing, damaged, or not a video memory.
-    """
-    try:
-        with safe_open(path, framework="np") as file:
-            metadata = file.metadata() or {}
-        values = json.loads(metadata[RECORD_KEY])
-        if values["format"] != FORMAT:
-            raise MediaError(
-                f"{path.name}: a video memory of format {values['format']}",
-                f"this version reads format {FORMAT}",
-                "remember the video again",
-            )
-        values["window"], values["notes"] = tuple(values["window"]), tuple(values["notes"])
-        return MemoryRecord(**values)
-    except FileNotFoundError as error:
-        raise MediaError(f"{path}: no such file") from error
-    except (SafetensorError, OSError, KeyError, TypeError, ValueError) as error:
-        raise MediaError(
-            f"{path.name}: not a video memory, or damaged", next_step="remember the video again"
-        ) from error
-
-
-def read_times(path: Path) -> np.ndarray:
-    """The times of a memory's clips, (clips, frames), without its tokens."""
-    with safe_open(path, framework="np") as file:
-        return file.get_tensor("times")
 
 
 def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:

@@ -13,7 +13,8 @@ import torch
 
 from apollo_cli.errors import FitError
 from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
-from apollo_cli.memory_file import MemoryRecord, MemoryWriter, load_memory
+from apollo_cli.memory_file import MemoryWriter, load_memory
+from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.planning import Planner
 from apollo_cli.video.probe import VideoInfo

@@ -76,7 +76,7 @@ def test_json_has_one_object_a_line_for_each_question(ask: Run):
     assert first["tokens"]["visual"] == 16
     assert {"load", "decode", "encode", "prefill", "generate"} == set(first["seconds"])
     assert set(first) == {
-        "question", "answer", "stop", "model", "videos", "tokens", "seconds", "notes",
+        "question", "answer", "stop", "model", "videos", "tokens", "seconds", "notes", "cited",
     }  # fmt: skip
 
 

@@ -18,7 +18,7 @@ from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import MediaError, UsageError, WeightsError
 from apollo_cli.memory_cache import cache_folder, identify, list_memories, prune
-from apollo_cli.memory_file import read_record
+from apollo_cli.memory_record import read_record
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -181,7 +181,8 @@ def test_the_cache_keeps_its_limit_and_drops_what_was_not_used_longest(apollo: A
 def test_an_hour_of_a_3b_shape_is_small_and_loads_fast(tmp_path: Path):
     import numpy as np
 
-    from apollo_cli.memory_file import MemoryRecord, MemoryWriter, load_memory
+    from apollo_cli.memory_file import MemoryWriter, load_memory
+    from apollo_cli.memory_record import MemoryRecord
 
     record = MemoryRecord("m", "f", "s", "/x.mp4", "video", 3600.0, 2, (0, 3600), 2.0, 1800, 1800)
     target = tmp_path / "hour.apollo"

@@ -2,13 +2,21 @@
 
 from __future__ import annotations
 
-import json
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.commands.asking import Request, answer_all, introduce, open_sources, watch
+from apollo_cli.commands.batch import (
+    answered,
+    keep_whole_lines,
+    list_videos,
+    run_batch,
+    write_rows,
+)
+from apollo_cli.commands.formats import FORMATS, writer_for
 from apollo_cli.commands.options import (
     generation_flags,
     model_flags,
@@ -21,28 +29,25 @@ from apollo_cli.commands.output import progress, say_note, silent
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from apollo_cli.answer import Answer, AnswerStream
     from apollo_cli.engine import Apollo
-    from apollo_cli.video.probe import VideoInfo
-    from apollo_cli.video_memory import VideoMemory
 
 
 @click.command()
 @click.argument("sources", nargs=-1, metavar="FILE... QUESTION")
 @click.option("-q", "--question", "questions", multiple=True, help="A question; may be repeated.")
-@click.option("--json", "as_json", is_flag=True, help="One JSON object a line for each question.")
+@click.option("--questions-file", help="Text file with a question on each line.")
+@click.option("--choice", "choices", multiple=True, help="An option to score; may be repeated.")
+@click.option("--blind-check", is_flag=True, help="Ask again without the video: was it needed?")
+@click.option("--videos", help="Ask about each video of a folder, or of a list in a text file.")
+@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text.")
+@click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
+@click.option("-o", "--output", type=Path, help="Write there; with --videos, go on there.")
 @model_flags
 @sampling_flags
 @generation_flags
+@click.option("--no-cache", is_flag=True, help="Neither use nor keep what was seen before.")
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
-def ask(
-    sources: tuple[str, ...],
-    questions: tuple[str, ...],
-    *,
-    as_json: bool,
-    quiet: bool,
-    **flags: Any,
-) -> None:
+def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
     """Ask one or more questions of a video.
 
     FILE is any video or image; several are shown to the model together. Without -q, the last
@@ -50,61 +55,82 @@ def ask(
 
     The answer goes to stdout, everything else to stderr.
     """
-    files, asked = split_arguments(sources, questions)
-    sampling, options = read_sampling(flags), read_generation(flags)
-    sources_seen = open_sources(files)
+    files, asked = split_arguments(sources, flags)
+    usual = "jsonl" if flags["videos"] or flags["as_json"] else "text"
+    form = flags["form"] or usual
+    request = Request(
+        questions=tuple(asked),
+        choices=flags["choices"],
+        sampling=read_sampling(flags),
+        options=read_generation(flags),
+        strict=flags["strict"],
+        blind=flags["blind_check"],
+    )
+    remark = silent if quiet else say_note
+    if flags["videos"]:
+        _ask_many(list_videos(flags["videos"]), request, form, remark, flags)
+        return
+    opened = open_sources(files)
+    with progress(quiet) as report:
+        apollo = _load(flags, report)
+        memories = watch(apollo, opened, request, report)
+    introduce(apollo, memories, remark)
+    streamed = form == "text" and flags["output"] is None
+    rows = list(answer_all(apollo, memories, request, remark, stream_text=streamed))
+    if not streamed:
+        write = writer_for("md" if form == "text" else form)
+        text = "".join(write(row, number) for number, row in enumerate(rows, start=1))
+        _put(text, flags["output"])
+
+
+def _load(flags: dict[str, Any], report: Any) -> Apollo:
     from apollo_cli.engine import load
 
-    with progress(quiet) as report:
-        apollo = load(**read_model(flags), on_progress=report)
-        longest = max(len(apollo.prompts.suffix_ids(question)) for question in asked)
-        reserve = longest + options.max_new_tokens
-        memories = apollo.watch_all(
-            sources_seen,
-            sampling,
-            reserve_tokens=reserve,
-            strict=flags["strict"],
-            on_progress=report,
-        )
-    remark = silent if quiet else say_note
-    introduce(apollo, memories, remark)
-    for question in asked:
-        stream = apollo.stream(memories, question, options)
-        label = question if len(asked) > 1 else None
-        answer = _write_json(stream) if as_json else _write_text(stream, label)
-        for note in (*answer.notes, *apollo.remarks(question)):
-            remark(note)
-        if answer.stop == "length":
-            remark(f"the answer was cut at {options.max_new_tokens} tokens (--max-new-tokens)")
+    return load(**read_model(flags), use_cache=not flags["no_cache"], on_progress=report)
 
 
-def open_sources(files: list[str]) -> list[VideoInfo | str]:
-    """Look at files before a model is loaded: what is wrong with them is told at once.
+def _ask_many(
+    videos: list[str], request: Request, form: str, remark: Any, flags: dict[str, Any]
+) -> None:
+    output: Path | None = flags["output"]
+    if output is not None and form != "jsonl":
+        raise UsageError(f"--videos -o {output} --format {form}", "allowed is --format jsonl")
+    if form == "text":
+        raise UsageError("--videos --format text", "allowed are jsonl, csv, srt and md")
+    apollo = _load(flags, lambda stage, done, total: None)
+    introduce(apollo, [], remark)
+    if output is None:
+        write_rows(run_batch(apollo, videos, request, set(), remark), writer_for(form), sys.stdout)
+        return
+    done = answered(output)
+    keep_whole_lines(output)
+    with output.open("a", encoding="utf-8") as file:
+        write_rows(run_batch(apollo, videos, request, done, remark), writer_for(form), file)
 
-    Files of ``apollo remember`` stay names, since only their model can say whether they fit.
-    """
-    from apollo_cli.memory_file import SUFFIX, read_record
-    from apollo_cli.video.probe import probe
 
-    seen: list[VideoInfo | str] = []
-    for file in files:
-        if Path(file).suffix == SUFFIX:
-            read_record(Path(file))
-            seen.append(file)
-        else:
-            seen.append(probe(file))
-    return seen
+def _put(text: str, output: Path | None) -> None:
+    if output is None:
+        click.echo(text, nl=False)
+        return
+    try:
+        output.write_text(text, "utf-8")
+    except OSError as error:
+        raise UsageError(f"-o {output}: {error.strerror}") from error
 
 
-def split_arguments(
-    sources: tuple[str, ...], questions: tuple[str, ...]
-) -> tuple[list[str], list[str]]:
+def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[str], list[str]]:
     """Tell files from questions.
 
     Raises:
         UsageError: there is no question, or an empty one.
     """
-    files, asked = list(sources), list(questions)
+    files, asked = list(sources), list(flags["questions"])
+    if flags["questions_file"] is not None:
+        asked += _read_questions(flags["questions_file"])
+    if not asked and flags["videos"] and len(files) == 1:
+        asked = [files.pop()]
+    if flags["videos"] and files:
+        raise UsageError(f"--videos and {files[0]!r}", "allowed is one of the two")
     if not asked:
         if len(files) < 2:
             got = f"only {files[0]!r}" if files else "nothing"
@@ -120,32 +146,12 @@ def split_arguments(
     return files, [question.strip() for question in asked]
 
 
-def _write_text(stream: AnswerStream, question: str | None) -> Answer:
-    if question is not None:
-        click.echo(f"Q: {question}\nA: ", nl=False)
-    for piece in stream:
-        click.echo(piece, nl=False)
-        sys.stdout.flush()
-    click.echo()
-    return stream.finish()
-
-
-def _write_json(stream: AnswerStream) -> Answer:
-    answer = stream.finish()
-    click.echo(json.dumps(answer.to_dict(), ensure_ascii=False))
-    return answer
-
-
-def introduce(apollo: Apollo, memories: list[VideoMemory], remark: Any) -> None:
-    """Say which model answers and what it has seen."""
-    if apollo.located.chosen and apollo.located.is_toy:
-        remark(
-            "no downloaded model fits, so the embedded apollo-nano answers; "
-            "for a real one: apollo models list"
-        )
-    for memory in memories:
-        if memory.kind == "video":
-            again = "remembered, " if memory.remembered else ""
-            remark(f"{memory.path.name}: {again}{memory.plan.describe()}")
-        for note in memory.notes:
-            remark(f"{memory.path.name}: {note}")
+def _read_questions(name: str) -> list[str]:
+    try:
+        text = sys.stdin.read() if name == "-" else Path(name).read_text("utf-8-sig")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UsageError(f"--questions-file {name} cannot be read ({error})") from error
+    found = [line.strip() for line in text.splitlines() if line.strip()]
+    if not found:
+        raise UsageError(f"--questions-file {name} holds no question")
+    return found

@@ -24,7 +24,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     The file can be asked like the video itself, moved, and asked again with another window or a
     smaller budget; nothing is decoded again. A stopped run is gone on with.
     """
-    from apollo_cli.memory_file import SUFFIX
+    from apollo_cli.memory_record import SUFFIX
 
     target = (output or Path(video).with_suffix(SUFFIX)).absolute()
     if target.suffix != SUFFIX:

@@ -1,0 +1,79 @@
+"""Times that an answer names, tied to the clips that the model really saw."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import numpy as np
+
+from apollo_cli.video_memory import VideoMemory
+
+_NUMBER = r"(\d+(?:\.\d+)?)"
+_UNIT = r"\s*(?:seconds?|secs?|s)\b"
+_CLOCK = r"(?<![\d:.])(?:(\d{1,2}):)?(\d{1,3}):([0-5]\d(?:\.\d+)?)(?![\d:])"
+_TIMES = re.compile(
+    rf"{_NUMBER}\s*(?:-|–|to|and)\s*{_NUMBER}{_UNIT}|{_NUMBER}{_UNIT}|{_CLOCK}", re.IGNORECASE
+)
+
+
+@dataclass(frozen=True)
+class Citation:
+    """One moment that an answer names.
+
+    Attributes:
+        text: as the answer has it. seconds: what that means.
+        clip_seconds: start and end of the nearest clip that was seen.
+        seen: whether the moment lies inside that clip.
+    """
+
+    text: str
+    seconds: float
+    clip_seconds: tuple[float, float]
+    seen: bool
+
+    def describe(self) -> str:
+        """One line for a person."""
+        clip = "-".join(clock(edge) for edge in self.clip_seconds)
+        where = f"inside the clip {clip}" if self.seen else f"not seen; the nearest clip is {clip}"
+        return f"{self.text!r} is {clock(self.seconds)}, {where}"
+
+    def to_dict(self) -> dict[str, Any]:
+        """For ``--json``."""
+        return asdict(self)
+
+
+def clock(seconds: float) -> str:
+    """A time as people write it: 1:05 or 1:02:03."""
+    whole = int(seconds)
+    hours, minutes = whole // 3600, whole // 60 % 60
+    head = f"{hours}:{minutes:02}" if hours else f"{minutes}"
+    return f"{head}:{whole % 60:02}"
+
+
+def cited_times(text: str, memory: VideoMemory) -> list[Citation]:
+    """The moments that an answer names, each snapped to a clip of the video.
+
+    Times behind the end of the video are left out: they cannot be a place in it.
+    """
+    starts = memory.times[:, 0]
+    lengths = memory.times[:, -1] - starts + memory.plan.clip_seconds / memory.times.shape[1]
+    found = []
+    for match in _TIMES.finditer(text):
+        for seconds in _seconds(match):
+            if seconds > memory.duration_seconds:
+                continue
+            ends = starts + lengths
+            away = np.maximum(starts - seconds, seconds - ends).clip(min=0)
+            nearest = int(away.argmin())
+            edges = (round(float(starts[nearest]), 3), round(float(ends[nearest]), 3))
+            found.append(Citation(match[0], seconds, edges, bool(away[nearest] == 0)))
+    return found
+
+
+def _seconds(match: re.Match[str]) -> list[float]:
+    first, last, single, hours, minutes, seconds = match.groups()
+    if seconds is not None:
+        return [int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)]
+    return [float(value) for value in (first, last, single) if value is not None]

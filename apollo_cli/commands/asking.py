@@ -1,0 +1,170 @@
+"""Asking one set of questions about one set of files: what ``apollo ask`` does for each."""
+
+from __future__ import annotations
+
+import sys
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from apollo_cli.config import GenerationOptions, SamplingOptions
+
+if TYPE_CHECKING:
+    from apollo_cli.answer import Answer
+    from apollo_cli.engine import Apollo
+    from apollo_cli.video.probe import VideoInfo
+    from apollo_cli.video_memory import VideoMemory
+
+Remark = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What is asked of each set of files.
+
+    Attributes:
+        questions: at least one. choices: options that are scored, or none.
+        sampling, options: as the flags say. strict: a damaged picture is an error.
+        blind: whether each answer is checked against one without the video.
+    """
+
+    questions: tuple[str, ...]
+    choices: tuple[str, ...]
+    sampling: SamplingOptions
+    options: GenerationOptions
+    strict: bool
+    blind: bool
+
+
+def open_sources(files: list[str]) -> list[VideoInfo | str]:
+    """Look at files before a model is loaded: what is wrong with them is told at once.
+
+    Files of ``apollo remember`` stay names, since only their model can say whether they fit.
+    """
+    from apollo_cli.memory_record import SUFFIX, read_record
+    from apollo_cli.video.probe import probe
+
+    seen: list[VideoInfo | str] = []
+    for file in files:
+        if Path(file).suffix == SUFFIX:
+            read_record(Path(file))
+            seen.append(file)
+        else:
+            seen.append(probe(file))
+    return seen
+
+
+def watch(
+    apollo: Apollo,
+    sources: list[VideoInfo | str],
+    request: Request,
+    report: Callable[[str, int, int], None],
+) -> list[VideoMemory]:
+    """Watch the files of one request, with room left for its longest question."""
+    longest = max(len(apollo.prompts.suffix_ids(question)) for question in request.questions)
+    return apollo.watch_all(
+        sources,
+        request.sampling,
+        reserve_tokens=longest + request.options.max_new_tokens,
+        strict=request.strict,
+        on_progress=report,
+    )
+
+
+def answer_all(
+    apollo: Apollo,
+    memories: list[VideoMemory],
+    request: Request,
+    remark: Remark,
+    stream_text: bool,
+) -> Iterator[dict[str, Any]]:
+    """Answer each question; with ``stream_text`` the text is written to stdout as it comes.
+
+    Yields:
+        The record of each answer.
+    """
+    for question in request.questions:
+        label = question if stream_text and len(request.questions) > 1 else None
+        if label is not None:
+            click.echo(f"Q: {label}\nA: ", nl=False)
+        if request.choices:
+            row = _choose(apollo, memories, question, request, stream_text)
+        else:
+            answer = _write(apollo, memories, question, request.options, stream_text)
+            row = answer.to_dict()
+            for text in (*answer.notes, *(c.describe() for c in answer.citations)):
+                remark(text)
+            if request.blind:
+                row["blind_check"] = _check_blind(apollo, memories, answer, request, remark)
+        for text in apollo.remarks(question):
+            remark(text)
+        yield row
+
+
+def _write(
+    apollo: Apollo,
+    memories: list[VideoMemory],
+    question: str,
+    options: GenerationOptions,
+    stream_text: bool,
+) -> Answer:
+    stream = apollo.stream(memories, question, options)
+    if stream_text:
+        for piece in stream:
+            click.echo(piece, nl=False)
+            sys.stdout.flush()
+        click.echo()
+    return stream.finish()
+
+
+def _choose(
+    apollo: Apollo,
+    memories: list[VideoMemory],
+    question: str,
+    request: Request,
+    stream_text: bool,
+) -> dict[str, Any]:
+    from apollo_cli.choices import LETTERS, choose
+
+    choice = choose(apollo, memories, question, request.choices)
+    if stream_text:
+        click.echo(f"{LETTERS[choice.index]} {choice.options[choice.index]}")
+        for option, share in zip(choice.options, choice.probabilities, strict=True):
+            click.echo(f"   {share:6.1%}  {option}")
+    videos = [memory.describe() for memory in memories]
+    return {**choice.to_dict(), "model": apollo.describe(), "videos": videos}
+
+
+def _check_blind(
+    apollo: Apollo,
+    memories: list[VideoMemory],
+    answer: Answer,
+    request: Request,
+    remark: Remark,
+) -> dict[str, Any]:
+    from apollo_cli.blind import blind_check
+
+    check = blind_check(apollo, memories, answer, request.options)
+    remark(f"without the video: {check.blind.text}")
+    if check.shuffled is not None:
+        remark(f"with the clips shuffled: {check.shuffled.text}")
+    remark(check.verdict)
+    return check.to_dict()
+
+
+def introduce(apollo: Apollo, memories: list[VideoMemory], remark: Remark) -> None:
+    """Say which model answers and what it has seen."""
+    if apollo.located.chosen and apollo.located.is_toy:
+        remark(
+            "no downloaded model fits, so the embedded apollo-nano answers; "
+            "for a real one: apollo models list"
+        )
+    for memory in memories:
+        if memory.kind == "video":
+            again = "remembered, " if memory.remembered else ""
+            remark(f"{memory.path.name}: {again}{memory.plan.describe()}")
+        for note in memory.notes:
+            remark(f"{memory.path.name}: {note}")

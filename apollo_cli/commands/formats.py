@@ -1,0 +1,64 @@
+"""How answers are written: as text, JSON lines, CSV, subtitles or Markdown."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from collections.abc import Callable
+from typing import Any
+
+FORMATS = ("text", "jsonl", "csv", "srt", "md")
+
+# One answered question, as ``Answer.to_dict`` gives it; the last argument is its number from 1.
+Writer = Callable[[dict[str, Any], int], str]
+
+
+def writer_for(name: str) -> Writer:
+    """The function that turns one answer into text, line end included."""
+    writers = {"jsonl": to_json, "csv": to_csv, "srt": to_srt, "md": to_markdown}
+    return writers[name]
+
+
+def to_json(row: dict[str, Any], number: int) -> str:
+    """One object on one line."""
+    return json.dumps(row, ensure_ascii=False) + "\n"
+
+
+def to_csv(row: dict[str, Any], number: int) -> str:
+    """Video, question and answer; the first row is preceded by the names of the columns."""
+    text = io.StringIO()
+    table = csv.writer(text, lineterminator="\n")
+    if number == 1:
+        table.writerow(["video", "question", "answer", "error"])
+    videos = " ".join(video["path"] for video in row.get("videos", []))
+    values = [
+        row.get("video", videos),
+        row["question"],
+        row.get("answer", ""),
+        row.get("error", ""),
+    ]
+    table.writerow(values)
+    return text.getvalue()
+
+
+def to_srt(row: dict[str, Any], number: int) -> str:
+    """A subtitle over the first moment that the answer names, else over all that was looked at."""
+    cited = row.get("cited") or []
+    windows = [video["window_seconds"] for video in row.get("videos", [])]
+    start, end = cited[0]["clip_seconds"] if cited else (windows[0] if windows else (0.0, 1.0))
+    text = row.get("answer", row.get("error", ""))
+    return f"{number}\n{_stamp(start)} --> {_stamp(end)}\n{row['question']}\n{text}\n\n"
+
+
+def to_markdown(row: dict[str, Any], number: int) -> str:
+    """The question in bold, the answer, and what was looked at."""
+    seen = ", ".join(video["coverage_text"] for video in row.get("videos", []))
+    text = row.get("answer", row.get("error", ""))
+    return f"**{row['question']}**\n\n{text}\n\n" + (f"_{seen}_\n\n" if seen else "")
+
+
+def _stamp(seconds: float) -> str:
+    milliseconds = round(seconds * 1000)
+    minutes, rest = divmod(milliseconds, 60_000)
+    return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"

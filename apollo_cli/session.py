@@ -1,0 +1,94 @@
+"""A language model that has read a video: later questions pay for their own tokens only."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+
+import torch
+from transformers import DynamicCache
+
+from apollo_cli.config import GenerationOptions
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.generate import generate, prefill, rewind
+from apollo_cli.model.prompt import PromptBuilder
+from apollo_cli.video_memory import VideoMemory
+
+# Longest phrase that is recognised when it repeats, in tokens, and how often it must repeat.
+_LONGEST_LOOP, _LOOP_COPIES, _LOOP_TOKENS = 64, 4, 24
+
+
+class Session:
+    """Keys and values of the videos read last; all questions about them share these.
+
+    Args:
+        network: the model. prompts: builds its prompts.
+
+    Attributes:
+        prefix_length: tokens up to the last visual token of the videos read last.
+    """
+
+    def __init__(self, network: ApolloModel, prompts: PromptBuilder) -> None:
+        self.network = network
+        self.prompts = prompts
+        self.prefix_length = 0
+        self._cache = DynamicCache(config=network.llm.config)
+        self._memories: list[VideoMemory] = []
+
+    def read(self, memories: list[VideoMemory], suffix: Sequence[int]) -> torch.Tensor:
+        """Read a whole prompt; what the last one had in common with it is not read again.
+
+        Args:
+            memories: videos in front; empty for text alone.
+            suffix: ids behind the last visual token.
+
+        Returns:
+            Logits behind the prompt, (vocabulary,), float32.
+        """
+        self._read_prefix(memories)
+        return prefill(self.network, self.network.embed(suffix, None), self._cache)
+
+    def score(
+        self, memories: list[VideoMemory], suffix: Sequence[int], answer: Sequence[int]
+    ) -> float:
+        """Mean log-probability of an answer's tokens behind a prompt."""
+        logits = self.read(memories, suffix)
+        total = 0.0
+        for number, token in enumerate(answer):
+            total += float(logits.log_softmax(-1)[token])
+            if number + 1 < len(answer):
+                logits = prefill(self.network, self.network.embed([token], None), self._cache)
+        return total / len(answer)
+
+    def write(self, logits: torch.Tensor, options: GenerationOptions) -> Iterator[int]:
+        """Write an answer behind what was read; yields token ids."""
+        return generate(self.network, logits, self._cache, options, self.eos_ids)
+
+    @property
+    def eos_ids(self) -> tuple[int, ...]:
+        """Ids that end an answer: the checkpoint's own, and the template's end token."""
+        end = self.prompts.tokenizer.token_id(self.prompts.template.end_token)
+        return tuple({*self.network.config.eos_ids, *(() if end is None else (end,))})
+
+    def _read_prefix(self, memories: list[VideoMemory]) -> None:
+        same = len(memories) == len(self._memories) and all(
+            new is old for new, old in zip(memories, self._memories, strict=True)
+        )
+        if not (same and memories):
+            self._cache = DynamicCache(config=self.network.llm.config)
+            self._memories, self.prefix_length = [], 0
+            if memories:
+                ids = self.prompts.prefix_ids([memory.part for memory in memories])
+                visual = torch.cat([memory.tokens.flatten(0, 1) for memory in memories])
+                prefill(self.network, self.network.embed(ids, visual), self._cache)
+                self._memories, self.prefix_length = memories, len(ids)
+        rewind(self._cache, self.prefix_length)
+
+
+def is_looping(ids: Sequence[int]) -> bool:
+    """Whether an answer has begun to repeat one phrase and nothing else."""
+    for length in range(1, min(_LONGEST_LOOP, len(ids) // _LOOP_COPIES) + 1):
+        copies = max(_LOOP_COPIES, -(-_LOOP_TOKENS // length))
+        tail = ids[-length * copies :]
+        if len(tail) == length * copies and list(tail) == list(ids[-length:]) * copies:
+            return True
+    return False

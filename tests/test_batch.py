@@ -1,0 +1,150 @@
+"""Many questions, many videos, many formats: one run, gone on with after a failure or a stop."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+from pathlib import Path
+from shutil import copyfile
+
+import pytest
+
+from apollo_cli.cli import main
+from tests import tiny
+
+CASES = Path(__file__).parent / "cases"
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.save(tmp_path_factory.mktemp("batch") / "checkpoint"))
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    videos = tmp_path / "videos"
+    videos.mkdir()
+    for name in ("cfr30.mp4", "empty.mp4", "vp8.webm"):
+        copyfile(CASES / name, videos / name)
+    return videos
+
+
+def ask(checkpoint: str, *arguments: str) -> int:
+    return main(["ask", *arguments, "--model", checkpoint, "--max-new-tokens", "4"])
+
+
+def rows(text: str) -> list[dict]:
+    return [json.loads(line) for line in text.splitlines()]
+
+
+def test_a_folder_is_answered_and_a_broken_file_is_a_row_of_its_own(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    code = ask(checkpoint, "--videos", str(folder), "-q", "one?", "-q", "two?")
+    found = rows(capfd.readouterr().out)
+    assert code == 3
+    assert [Path(row["video"]).name for row in found] == [
+        "cfr30.mp4", "cfr30.mp4", "empty.mp4", "empty.mp4", "vp8.webm", "vp8.webm",
+    ]  # fmt: skip
+    assert ["error" in row for row in found] == [False, False, True, True, False, False]
+
+
+def test_a_stopped_run_is_gone_on_with(folder: Path, checkpoint: str, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    (folder / "empty.mp4").unlink()
+    assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 0
+    whole = output.read_text()
+    first, second = whole.splitlines(keepends=True)
+    output.write_text(first + second[:30])
+    assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 0
+    again = rows(output.read_text())
+    assert [row["answer"] for row in again] == [row["answer"] for row in rows(whole)]
+    assert output.read_text().startswith(first)
+
+
+def test_failures_are_tried_again(folder: Path, checkpoint: str, tmp_path: Path):
+    output = tmp_path / "answers.jsonl"
+    assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 3
+    copyfile(CASES / "cfr30.mp4", folder / "empty.mp4")
+    assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 0
+    found = rows(output.read_text())
+    assert sum("answer" in row for row in found) == 3
+
+
+def test_a_list_of_videos_is_relative_to_its_file(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    listed = folder / "list.txt"
+    listed.write_text("# two of them\n\ncfr30.mp4\nvp8.webm\n")
+    assert ask(checkpoint, "--videos", str(listed), "one?") == 0
+    assert len(rows(capfd.readouterr().out)) == 2
+
+
+def test_questions_come_from_a_file(
+    checkpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    questions = tmp_path / "questions.txt"
+    questions.write_text("one?\n\ntwo?\n", encoding="utf-8-sig")
+    clip = str(CASES / "cfr30.mp4")
+    assert ask(checkpoint, clip, "--questions-file", str(questions), "--json") == 0
+    assert [row["question"] for row in rows(capfd.readouterr().out)] == ["one?", "two?"]
+
+
+def test_csv_subtitles_and_markdown_hold_the_same_answers(
+    checkpoint: str, capfd: pytest.CaptureFixture[str], tmp_path: Path
+):
+    clip = str(CASES / "cfr30.mp4")
+    texts = {}
+    for form in ("jsonl", "csv", "srt", "md"):
+        assert ask(checkpoint, clip, "-q", "one?", "-q", "two?", "--format", form) == 0
+        texts[form] = capfd.readouterr().out
+    answers = [row["answer"] for row in rows(texts["jsonl"])]
+    table = list(csv.DictReader(io.StringIO(texts["csv"])))
+    assert [row["answer"] for row in table] == answers
+    assert texts["srt"].startswith("1\n00:00:00,000 --> 00:00:04,000\none?\n")
+    assert "**two?**" in texts["md"]
+    target = tmp_path / "answers.md"
+    assert (
+        ask(checkpoint, clip, "-q", "one?", "-q", "two?", "--format", "md", "-o", str(target)) == 0
+    )
+    assert target.read_text() == texts["md"]
+
+
+def test_choices_are_printed_with_their_probabilities(
+    checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    clip = str(CASES / "cfr30.mp4")
+    assert ask(checkpoint, clip, "Which?", "--choice", "red", "--choice", "blue") == 0
+    lines = capfd.readouterr().out.splitlines()
+    assert lines[0] in ("A red", "B blue")
+    assert len(lines) == 3
+    assert ask(checkpoint, clip, "Which?", "--choice", "red", "--choice", "blue", "--json") == 0
+    row = rows(capfd.readouterr().out)[0]
+    assert sum(row["probabilities"].values()) == pytest.approx(1)
+
+
+def test_the_blind_check_is_told_and_recorded(checkpoint: str, capfd: pytest.CaptureFixture[str]):
+    clip = str(CASES / "cfr30.mp4")
+    assert ask(checkpoint, clip, "one?", "--blind-check", "--json") == 0
+    written = capfd.readouterr()
+    check = rows(written.out)[0]["blind_check"]
+    assert set(check) == {"without_video", "shuffled_clips", "verdict"}
+    assert check["verdict"] in written.err
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("--videos", "nowhere", "one?"), "--videos nowhere"),
+        (("--videos", str(CASES), "a.mp4", "one?"), "one of the two"),
+        (("--questions-file", "nowhere.txt"), "nowhere.txt"),
+        ((str(CASES / "cfr30.mp4"), "one?", "--choice", "red"), "2 to 10"),
+        (("--videos", str(CASES), "one?", "--format", "text"), "--format text"),
+    ],
+)
+def test_bad_combinations_are_usage_errors(
+    arguments: tuple[str, ...], words: str, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    assert ask(checkpoint, *arguments) == 2
+    assert words in capfd.readouterr().err
