@@ -60,15 +60,18 @@ class GuardedReader:
         """Of the child, None when none runs."""
         return None if self._child is None else self._child.pid
 
-    def probe(self, path: str | Path, *, stream: int | None = None) -> VideoInfo:
+    def probe(
+        self, path: str | Path, *, stream: int | None = None, image_fps: float | None = None
+    ) -> VideoInfo:
         """As ``apollo_cli.video.probe.probe``.
 
         Raises:
             MediaError: also when the decoder hangs or crashes.
         """
+        is_folder = image_fps is not None and os.path.isdir(path)
         # Opening a pipe would hang: the owner looks first, so that this costs no child.
-        absolute = resolve_file(path)
-        request = {"task": "probe", "path": str(absolute), "stream": stream}
+        absolute = Path(os.path.abspath(path)) if is_folder else resolve_file(path)
+        request = {"task": "probe", "path": str(absolute), "stream": stream, "image_fps": image_fps}
         ((fields, arrays),) = self._ask(absolute, request)
         return unpack_info(fields, arrays)
 
@@ -229,7 +232,13 @@ class GuardedReader:
 
 def _source(info: VideoInfo, times: Sequence[float] | np.ndarray) -> dict[str, Any]:
     wanted = np.asarray(times, dtype=np.float64).tolist()
-    return {"path": str(info.path), "stream": info.stream_index, "times": wanted}
+    image_fps = info.source_fps if info.files else None
+    return {
+        "path": str(info.path),
+        "stream": info.stream_index,
+        "image_fps": image_fps,
+        "times": wanted,
+    }
 
 
 def _copy_report(found: dict[str, Any], report: ReadReport | None) -> None:

@@ -34,6 +34,7 @@ class VideoInfo:
         stream_index: number of the stream among all streams of the file.
         warnings: one short sentence each, empty for a sound file.
         timeline: how the reader finds the pictures; None for images.
+        files: one image a picture, for a folder of images; else empty.
     """
 
     path: Path
@@ -54,6 +55,7 @@ class VideoInfo:
     stream_index: int = 0
     warnings: tuple[str, ...] = ()
     timeline: Timeline | None = field(default=None, repr=False)
+    files: tuple[Path, ...] = field(default=(), repr=False)
 
     @property
     def frame_count(self) -> int:
@@ -116,6 +118,7 @@ def pack_info(info: VideoInfo) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     """Take an info apart into plain values and arrays, for another process."""
     fields: dict[str, Any] = {name: getattr(info, name) for name in _PLAIN_FIELDS}
     fields["path"] = str(info.path)
+    fields["files"] = [str(file) for file in info.files]
     fields["stored_size"] = list(info.stored_size)
     fields["display_size"] = list(info.display_size)
     fields["warnings"] = list(info.warnings)
@@ -139,6 +142,7 @@ def unpack_info(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> VideoI
         display_size=(fields["display_size"][0], fields["display_size"][1]),
         sample_aspect=None if aspect is None else Fraction(*aspect),
         warnings=tuple(fields["warnings"]),
+        files=tuple(Path(file) for file in fields["files"]),
         **{name: fields[name] for name in _PLAIN_FIELDS},
     )
     if "walk" not in fields:

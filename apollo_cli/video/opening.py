@@ -75,7 +75,11 @@ def resolve_file(path: str | Path) -> Path:
     except (OSError, ValueError) as error:
         raise MediaError(f"{shown(path)} is not a usable path ({error.args[-1]})") from None
     if stat.S_ISDIR(status.st_mode):
-        raise MediaError(f"{shown(path)} is a folder", "a video or image file is needed")
+        raise MediaError(
+            f"{shown(path)} is a folder",
+            "a video or image file is needed",
+            "for a folder of images say how many make a second: --image-fps",
+        )
     if not stat.S_ISREG(status.st_mode):
         what = "named pipe" if stat.S_ISFIFO(status.st_mode) else "device or socket"
         raise MediaError(

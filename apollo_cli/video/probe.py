@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 from pathlib import Path
 
 import av
@@ -12,6 +13,7 @@ import numpy as np
 from apollo_cli.errors import MediaError
 from apollo_cli.video.clock import read_clock
 from apollo_cli.video.findings import describe_faults
+from apollo_cli.video.folder import probe_folder
 from apollo_cli.video.images import read_image_facts
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
@@ -38,18 +40,25 @@ _INDEXED_CONTAINERS = ("mov", "matroska")
 
 
 def probe(
-    path: str | Path, *, stream: int | None = None, limits: Limits = DEFAULT_LIMITS
+    path: str | Path,
+    *,
+    stream: int | None = None,
+    image_fps: float | None = None,
+    limits: Limits = DEFAULT_LIMITS,
 ) -> VideoInfo:
     """Read every packet of a file, decode its first pictures, and say what is in it.
 
     Args:
-        path: a plain file; links are followed.
+        path: a plain file; links are followed. With ``image_fps`` it may be a folder of images.
         stream: number of the stream among all of the file; None takes the main picture stream.
+        image_fps: how many images of a folder make a second.
         limits: larger files than these are refused.
 
     Raises:
         MediaError: not a plain file, not a video or image, nothing to decode, protected, too large.
     """
+    if image_fps is not None and os.path.isdir(path):
+        return probe_folder(Path(os.path.abspath(path)), image_fps, limits)
     absolute = resolve_file(path)
     if sniff(absolute) == "image":
         return _probe_image(absolute, limits)

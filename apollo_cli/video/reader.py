@@ -182,6 +182,11 @@ def _walk(
     """Yield (picture, seconds, upright RGB) for ascending pictures."""
     report = ReadReport() if report is None else report
     report.pictures += len(pictures)
+    if info.files:
+        for picture in pictures:
+            for _, rgb in walk_image(info.files[picture], [0], _UNLIMITED):
+                yield picture, float(info.times[picture]), rgb
+        return
     if info.timeline is None:
         for picture, rgb in walk_image(info.path, pictures, _UNLIMITED):
             yield picture, float(info.times[picture]), rgb

@@ -130,16 +130,19 @@ class Worker:
 
     def _probe(self, request: dict[str, Any]) -> Answer:
         limits = Limits(**request["limits"])
-        info = probe(request["path"], stream=request["stream"], limits=limits)
+        info = probe(
+            request["path"],
+            stream=request["stream"],
+            image_fps=request["image_fps"],
+            limits=limits,
+        )
         self._infos[str(info.path), info.stream_index] = info
         return pack_info(info)
 
     def _info(self, request: dict[str, Any]) -> VideoInfo:
         path, stream = request["path"], request["stream"]
         if (path, stream) not in self._infos:
-            self._infos[path, stream] = probe(
-                path, stream=stream, limits=Limits(**request["limits"])
-            )
+            self._probe(request)
         return self._infos[path, stream]
 
 

@@ -15,7 +15,6 @@ import numpy as np
 import pytest
 from av.stream import Disposition
 from av.video.stream import VideoStream
-from PIL import Image
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
@@ -116,16 +115,6 @@ def wrong_marks(path: Path, count: int = 60) -> list:
 @pytest.mark.parametrize("name", KINDS)
 def test_further_kinds_read_right_in_order_and_singly(tmp_path: Path, name: str):
     assert wrong_marks(make_film(tmp_path / name, **KINDS[name])) == []
-
-
-@pytest.mark.parametrize("suffix", ["gif", "png", "webp"])
-def test_animations_are_videos(tmp_path: Path, suffix: str):
-    path = tmp_path / f"moving.{suffix}"
-    pictures = [Image.fromarray(draw_marker(k, k * 10, 160, 90)).convert("RGB") for k in range(12)]
-    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100, lossless=True)
-    assert wrong_marks(path, 12) == []
-    assert probe(path).times == pytest.approx(np.arange(12) / 10)
-    assert probe(path).duration_seconds == pytest.approx(1.2)
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
