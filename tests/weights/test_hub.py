@@ -293,6 +293,7 @@ def test_a_damaged_manifest_is_named(hub: FakeHub):
 def run_cli(hub: FakeHub, tmp_path: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
     environment = os.environ | {
         "HF_ENDPOINT": hub.endpoint,
+        "HF_HUB_OFFLINE": "0",
         "HF_HOME": str(tmp_path / "hf"),
         "APOLLO_HOME": str(tmp_path / "home"),
     }
