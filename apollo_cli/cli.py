@@ -37,6 +37,7 @@ class LazyCommand:
 
 COMMANDS = {
     "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
+    "chat": LazyCommand("apollo_cli.commands.chat:chat", "Talk about a video in the terminal."),
     "remember": LazyCommand(
         "apollo_cli.commands.remember:remember",
         "Watch all of a video once and keep what the model saw in a file.",

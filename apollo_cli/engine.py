@@ -226,6 +226,22 @@ class Apollo:
             "template": self.prompts.template_name,
         }
 
+    def _fitting_turns(
+        self,
+        memories: list[VideoMemory],
+        question: str,
+        options: GenerationOptions,
+        history: Sequence[Turn],
+    ) -> list[Turn]:
+        """Leave out whole turns, the oldest first, until the prompt fits beside the videos."""
+        turns = list(history)
+        prefix = len(self.prompts.prefix_ids([memory.part for memory in memories])) if turns else 0
+        free = self.network.config.context - options.max_new_tokens - prefix
+        visual = bool(memories)
+        while turns and len(self.prompts.suffix_ids(question, turns, visual)) > free:
+            del turns[0]
+        return turns
+
     def _write(
         self,
         stream: AnswerStream,
@@ -235,7 +251,10 @@ class Apollo:
         history: Sequence[Turn],
     ) -> Iterator[str]:
         notes: list[str] = []
-        suffix = self.prompts.suffix_ids(question, history, visual=bool(memories))
+        turns = self._fitting_turns(memories, question, options, history)
+        if len(turns) < len(history):
+            notes.append(f"the oldest {len(history) - len(turns)} turns did not fit any more")
+        suffix = self.prompts.suffix_ids(question, turns, visual=bool(memories))
         needed = len(suffix) + options.max_new_tokens
         memories = fit_memories(memories, self.prompts, self.network.config.context, needed, notes)
         started = time.perf_counter()

@@ -1,0 +1,140 @@
+"""A talk about videos: its turns, what it looks at, and the file that keeps it."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.answer import Answer
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.engine import Apollo
+from apollo_cli.errors import UsageError
+from apollo_cli.model.prompt import Turn
+from apollo_cli.video_memory import VideoMemory
+from apollo_cli.watching import Progress, no_progress
+from apollo_cli.weights.files import apollo_home
+
+FORMAT = 1
+# Tokens kept free for the turns of a talk: an eighth of the context, up to this many.
+_MOST_HISTORY_TOKENS = 4096
+
+
+@dataclass
+class Conversation:
+    """One talk. The videos are watched once; each question costs its own tokens only.
+
+    Attributes:
+        apollo: the model. options: how answers are written. sampling: what is looked at.
+        files: names of the videos and images. memories: what was seen of them.
+        answers: all answers so far, in order.
+    """
+
+    apollo: Apollo
+    options: GenerationOptions = field(default_factory=GenerationOptions)
+    sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    files: list[str] = field(default_factory=list)
+    memories: list[VideoMemory] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+
+    def watch(self, files: list[str], on_progress: Progress = no_progress) -> None:
+        """Look at other files from now on; the turns stay.
+
+        Raises:
+            MediaError: a file cannot be read; what was looked at before stays.
+        """
+        context = self.apollo.network.config.context
+        history = min(_MOST_HISTORY_TOKENS, context // 8)
+        self.memories = self.apollo.watch_all(
+            files,
+            self.sampling,
+            reserve_tokens=history + self.options.max_new_tokens,
+            on_progress=on_progress,
+        )
+        self.files = [str(Path(file).absolute()) for file in files]
+
+    def look_at(self, start: float, end: float | None, on_progress: Progress = no_progress) -> None:
+        """Look at another window of the same files.
+
+        Raises:
+            UsageError: the window lies outside of a video; the old one stays.
+        """
+        before = self.sampling
+        self.sampling = replace(before, start_seconds=start, end_seconds=end)
+        try:
+            self.watch(self.files, on_progress)
+        except UsageError:
+            self.sampling = before
+            raise
+
+    def ask(self, question: str) -> Iterator[str]:
+        """Ask the next question; yields the text as it is written.
+
+        The turn is kept when the answer is complete; ``answers[-1]`` is then its record.
+        """
+        stream = self.apollo.stream(self.memories, question, self.options, self.turns)
+        yield from stream
+        answer = stream.finish()
+        self.answers.append(answer)
+        self.turns.append(Turn(answer.question, answer.text))
+
+    def to_dict(self) -> dict[str, Any]:
+        """Everything that is needed to go on with it."""
+        return {
+            "format": FORMAT,
+            "model": self.apollo.describe(),
+            "files": self.files,
+            "sampling": asdict(self.sampling),
+            "options": asdict(self.options),
+            "turns": [asdict(turn) for turn in self.turns],
+        }
+
+    def to_markdown(self) -> str:
+        """The talk for reading, with its settings at the end."""
+        lines = [f"# {', '.join(Path(file).name for file in self.files) or 'A talk'}", ""]
+        for turn in self.turns:
+            lines += [f"**{turn.question}**", "", turn.answer, ""]
+        seen = [f"{memory.path.name}: {memory.plan.describe()}" for memory in self.memories]
+        return "\n".join([*lines, f"_{self.apollo.located.name}; {'; '.join(seen)}_", ""])
+
+    def save(self, path: Path) -> None:
+        """Write the talk: Markdown for ``.md``, otherwise JSON that ``restore`` reads.
+
+        Raises:
+            UsageError: the file cannot be written.
+        """
+        is_text = path.suffix == ".md"
+        text = self.to_markdown() if is_text else json.dumps(self.to_dict(), indent=2) + "\n"
+        try:
+            path.parent.mkdir(parents=True, exist_ok=True)
+            fresh = path.with_name(path.name + ".new")
+            fresh.write_text(text, "utf-8")
+            fresh.replace(path)
+        except OSError as error:
+            raise UsageError(f"{path} cannot be written ({error.strerror})") from error
+
+    def restore(self, path: Path, on_progress: Progress = no_progress) -> None:
+        """Go on with a saved talk: its turns, its window, its files.
+
+        Raises:
+            UsageError: there is none, or it cannot be read.
+            MediaError: a file of it is gone or broken.
+        """
+        try:
+            saved = json.loads(path.read_text("utf-8"))
+            turns = [Turn(row["question"], row["answer"]) for row in saved["turns"]]
+            files, sampling = list(saved["files"]), SamplingOptions(**saved["sampling"])
+        except FileNotFoundError as error:
+            raise UsageError(f"{path}: there is no saved talk", next_step="start one") from error
+        except (OSError, ValueError, KeyError, TypeError) as error:
+            raise UsageError(f"{path} is not a saved talk, or damaged") from error
+        self.sampling, self.turns = sampling, turns
+        self.watch(files, on_progress)
+
+
+def last_talk() -> Path:
+    """Where the talk that was held last is kept."""
+    return apollo_home() / "talks" / "last.json"

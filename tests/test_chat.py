@@ -1,0 +1,125 @@
+"""``apollo chat``: turns are kept, commands do what they say, mistakes do not end the talk."""
+
+from __future__ import annotations
+
+import io
+import json
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apollo_cli import engine
+from apollo_cli.cli import main
+from apollo_cli.config import GenerationOptions
+from apollo_cli.conversation import Conversation, last_talk
+from tests import tiny
+from tests.tiny import Tiny
+
+CASES = Path(__file__).parent / "cases"
+CLIP, OTHER = str(CASES / "cfr30.mp4"), str(CASES / "one_key_60s.mp4")
+
+Say = Callable[..., tuple[str, str]]
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.save(tmp_path_factory.mktemp("chat") / "checkpoint"))
+
+
+@pytest.fixture
+def say(
+    checkpoint: str,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+) -> Say:
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+
+    def talk(*lines: str, arguments: tuple[str, ...] = (CLIP,)) -> tuple[str, str]:
+        monkeypatch.setattr(sys, "stdin", io.StringIO("\n".join(lines) + "\n"))
+        fixed = ("--model", checkpoint, "--max-new-tokens", "4")
+        assert main(["chat", *arguments, *fixed]) == 0
+        written = capfd.readouterr()
+        return written.out, written.err
+
+    return talk
+
+
+def test_each_question_is_a_turn_and_the_talk_can_be_gone_on_with(say: Say):
+    say("one?", "two?")
+    saved = json.loads(last_talk().read_text())
+    assert [turn["question"] for turn in saved["turns"]] == ["one?", "two?"]
+    assert saved["files"] == [CLIP]
+    _, told = say("three?", arguments=("--continue",))
+    assert "> one?" in told
+    saved = json.loads(last_talk().read_text())
+    assert [turn["question"] for turn in saved["turns"]] == ["one?", "two?", "three?"]
+
+
+def test_a_talk_is_answered_as_its_turns_would_be_one_by_one(checkpoint: str):
+    apollo = engine.load(checkpoint, use_cache=False)
+    talk = Conversation(apollo, GenerationOptions(max_new_tokens=6))
+    talk.watch([CLIP])
+    told = ["".join(talk.ask(question)) for question in ("one?", "two?")]
+    fresh = engine.load(checkpoint, use_cache=False)
+    again = fresh.ask(fresh.watch(CLIP), "two?", talk.options, talk.turns[:1])
+    assert told[1].rstrip() == again.text
+
+
+def test_commands_change_what_is_looked_at(say: Say):
+    _, told = say(f"/video {OTHER}", "/from 0:10 0:20", "/frames", "one?", "/exit", "two?")
+    assert "one_key_60s.mp4: 30 clips" in told
+    assert "clip 1: 10.00, 10.50, 11.00, 11.50 s" in told
+    saved = json.loads(last_talk().read_text())
+    assert saved["files"] == [OTHER]
+    assert len(saved["turns"]) == 1
+    assert saved["sampling"]["start_seconds"] == 10
+
+
+def test_mistakes_are_told_and_the_talk_goes_on(say: Say):
+    out, told = say(
+        "/nonsense", "/video nowhere.mp4", "/from 99:00", "/from soon", "/blind", "one?"
+    )
+    assert told.count("error: ") == 5
+    assert len(out.splitlines()) == 1
+    assert json.loads(last_talk().read_text())["files"] == [CLIP]
+
+
+def test_a_talk_is_saved_as_markdown_or_json(say: Say, tmp_path: Path):
+    say("one?", f"/save {tmp_path / 'a talk.md'}", f"/save {tmp_path / 'talk.json'}", "/clear")
+    assert "**one?**" in (tmp_path / "a talk.md").read_text()
+    assert len(json.loads((tmp_path / "talk.json").read_text())["turns"]) == 1
+    assert json.loads(last_talk().read_text())["turns"] == []
+
+
+def test_the_last_question_is_checked_blindly(say: Say):
+    _, told = say("one?", "/blind")
+    assert "without the video: " in told
+
+
+def test_old_turns_are_left_out_whole_when_the_context_is_full(tmp_path: Path):
+    small = engine.load(tiny.save(tmp_path / "small", Tiny(context=600)), use_cache=False)
+    talk = Conversation(small, GenerationOptions(max_new_tokens=8))
+    talk.watch([OTHER])
+    clips = len(talk.memories[0])
+    notes = []
+    for number in range(8):
+        "".join(talk.ask(f"question number {number}?"))
+        notes += talk.answers[-1].notes
+        assert talk.answers[-1].tokens.total <= 600
+        assert talk.answers[-1].videos[0]["clips"] == clips
+    assert any("turns did not fit" in note for note in notes)
+    assert len(talk.turns) == 8
+
+
+def test_going_on_without_a_saved_talk_is_a_usage_error(
+    checkpoint: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+    capfd: pytest.CaptureFixture[str],
+):
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    assert main(["chat", "--continue", "--model", checkpoint]) == 2
+    assert "no saved talk" in capfd.readouterr().err
