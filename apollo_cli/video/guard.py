@@ -18,7 +18,8 @@ from typing import Any
 
 import numpy as np
 
-from apollo_cli.errors import MediaError
+from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.video.backends import Decoder
 from apollo_cli.video.channel import Slot, create_file, decode, encode
 from apollo_cli.video.info import VideoInfo, unpack_info
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
@@ -26,6 +27,7 @@ from apollo_cli.video.opening import resolve_file, shown
 from apollo_cli.video.reader import ClipBatch, Frame, ReadReport
 from apollo_cli.video.transforms import PixelSpec
 
+_ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
 _SLOTS = 3
 _READ_BYTES = 1 << 16
 
@@ -82,6 +84,7 @@ class GuardedReader:
         *,
         strict: bool = False,
         fast: bool = False,
+        decoder: Decoder = "pyav",
         report: ReadReport | None = None,
     ) -> Iterator[Frame]:
         """As ``apollo_cli.video.reader.read_frames``.
@@ -89,7 +92,13 @@ class GuardedReader:
         Raises:
             MediaError: also when the decoder hangs or crashes.
         """
-        request = {"task": "frames", "strict": strict, "fast": fast, **_source(info, times)}
+        request = {
+            "task": "frames",
+            "strict": strict,
+            "fast": fast,
+            "decoder": decoder,
+            **_source(info, times),
+        }
         for fields, arrays in self._ask(info.path, request):
             _copy_report(fields["report"], report)
             yield Frame(
@@ -105,6 +114,7 @@ class GuardedReader:
         batch_clips: int = 4,
         strict: bool = False,
         fast: bool = False,
+        decoder: Decoder = "pyav",
         report: ReadReport | None = None,
     ) -> Iterator[ClipBatch]:
         """As ``apollo_cli.video.reader.read_clips``.
@@ -118,6 +128,7 @@ class GuardedReader:
             "batch_clips": batch_clips,
             "strict": strict,
             "fast": fast,
+            "decoder": decoder,
             **_source(info, times),
         }
         for fields, arrays in self._ask(info.path, request):
@@ -176,7 +187,7 @@ class GuardedReader:
                     return
                 elif "error" in message:
                     finished = True
-                    raise MediaError(*message["error"])
+                    raise _ERRORS[message["kind"]](*message["error"])
                 else:
                     arrays = self._slots[message["slot"]].read(message["places"])
                     self._release(path, message)

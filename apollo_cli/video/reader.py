@@ -8,16 +8,10 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from apollo_cli.errors import MediaError
-from apollo_cli.video.images import walk_image
+from apollo_cli.video.backends import Decoder, read_pictures
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import shown
-from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.transforms import PixelSpec, resize_square
-from apollo_cli.video.walk import Walk
-
-# The probe has checked the size, under the limits that the user gave.
-_UNLIMITED = Limits(max_pixels=1 << 62)
 
 
 @dataclass(frozen=True)
@@ -80,6 +74,7 @@ def read_frames(
     *,
     strict: bool = False,
     fast: bool = False,
+    decoder: Decoder = "pyav",
     report: ReadReport | None = None,
 ) -> Iterator[Frame]:
     """Yield the picture on display at each time, in ascending order of time.
@@ -88,18 +83,20 @@ def read_frames(
         times: seconds, in any order; a picture wanted twice is decoded once.
         strict: a damaged picture is an error; otherwise its nearest sound neighbour stands in.
         fast: give the key picture nearest to each time instead, which costs about a tenth.
+        decoder: who decodes; decord may hang, so use it through ``guard`` only.
         report: is filled with what was found.
 
     Raises:
         MediaError: nothing can be decoded, or ``strict`` and a picture is damaged.
     """
     wanted = np.asarray(times, dtype=np.float64).reshape(-1)
-    pictures = info.frames_at(wanted)
-    pictures = info.key_pictures(pictures) if fast else pictures
+    pictures = _find(info, wanted, fast)
     order = np.argsort(pictures, kind="stable")
     ascending = pictures[order]
     at = 0
-    for picture, seconds, rgb in _walk(info, np.unique(pictures).tolist(), strict, report):
+    for picture, seconds, rgb in _read(
+        info, pictures, strict=strict, decoder=decoder, report=report
+    ):
         while at < len(order) and ascending[at] == picture:
             position = int(order[at])
             yield Frame(position, float(wanted[position]), seconds, rgb)
@@ -114,6 +111,7 @@ def read_clips(
     batch_clips: int = 4,
     strict: bool = False,
     fast: bool = False,
+    decoder: Decoder = "pyav",
     report: ReadReport | None = None,
 ) -> Iterator[ClipBatch]:
     """Yield clips in their own order, a few at a time, each picture resized once an encoder.
@@ -122,16 +120,15 @@ def read_clips(
         times: (clips, frames) wanted seconds.
         specs: what the encoders take.
         batch_clips: most clips in one batch.
-        strict, fast, report: as in ``read_frames``.
+        strict, fast, decoder, report: as in ``read_frames``.
 
     Raises:
         MediaError: as ``read_frames``.
     """
     times = np.asarray(times, dtype=np.float64)
-    pictures = info.frames_at(times)
-    pictures = info.key_pictures(pictures) if fast else pictures
+    pictures = _find(info, times, fast)
     for group in _forward_groups(pictures, batch_clips):
-        walk = _walk(info, np.unique(pictures[group]).tolist(), strict, report)
+        walk = _read(info, pictures[group], strict=strict, decoder=decoder, report=report)
         squares: dict[int, tuple[float, dict[str, np.ndarray]]] = {}
         for first in range(group.start, group.stop, batch_clips):
             chosen = pictures[first : min(first + batch_clips, group.stop)]
@@ -176,37 +173,34 @@ def _batch(
     return ClipBatch(first, pixels, seconds.reshape(shape))
 
 
-def _walk(
-    info: VideoInfo, pictures: list[int], strict: bool, report: ReadReport | None
+def _find(info: VideoInfo, times: np.ndarray, fast: bool) -> np.ndarray:
+    pictures = info.frames_at(times)
+    return info.key_pictures(pictures) if fast else pictures
+
+
+def _read(
+    info: VideoInfo,
+    pictures: np.ndarray,
+    *,
+    strict: bool,
+    decoder: Decoder,
+    report: ReadReport | None,
 ) -> Iterator[tuple[int, float, np.ndarray]]:
-    """Yield (picture, seconds, upright RGB) for ascending pictures."""
+    """Yield (picture, seconds, upright RGB) for each different picture, ascending."""
     report = ReadReport() if report is None else report
-    report.pictures += len(pictures)
-    if info.files:
-        for picture in pictures:
-            for _, rgb in walk_image(info.files[picture], [0], _UNLIMITED):
-                yield picture, float(info.times[picture]), rgb
-        return
-    if info.timeline is None:
-        for picture, rgb in walk_image(info.path, pictures, _UNLIMITED):
-            yield picture, float(info.times[picture]), rgb
-        return
-    walk = Walk(info.path, info.stream_index, info.timeline)
-    try:
-        count = 0
-        for walked in walk.fetch(pictures):
-            count += 1
-            if walked.shown != walked.picture:
-                report.damaged_seconds.append(float(info.times[walked.picture]))
-                if strict:
-                    raise MediaError(
-                        f"{shown(info.path)}: the picture at "
-                        f"{info.times[walked.picture]:.2f} s is damaged",
-                        next_step="leave out --strict to let a neighbour stand in",
-                    )
-            rgb = to_rgb(walked.frame, info.sample_aspect, info.turn)
-            yield walked.picture, float(info.times[walked.shown]), rgb
-        if count < len(pictures):
-            raise MediaError(f"{shown(info.path)}: no picture can be decoded", "it is damaged")
-    finally:
-        walk.close()
+    wanted = np.unique(pictures).tolist()
+    report.pictures += len(wanted)
+    count = 0
+    for read in read_pictures(info, wanted, decoder):
+        count += 1
+        if read.shown != read.picture:
+            seconds = float(info.times[read.picture])
+            report.damaged_seconds.append(seconds)
+            if strict:
+                raise MediaError(
+                    f"{shown(info.path)}: the picture at {seconds:.2f} s is damaged",
+                    next_step="leave out --strict to let a neighbour stand in",
+                )
+        yield read.picture, float(info.times[read.shown]), read.rgb
+    if count < len(wanted):
+        raise MediaError(f"{shown(info.path)}: no picture can be decoded", "it is damaged")

@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from apollo_cli.errors import MediaError
+from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video import progress
 from apollo_cli.video.channel import Slot, decode, encode
 from apollo_cli.video.info import VideoInfo, pack_info
@@ -62,9 +62,10 @@ class Worker:
                         break
                     self._send(request["id"], fields, arrays)
                 self._write({"id": request["id"], "done": True})
-            except MediaError as error:
+            except (MediaError, UsageError) as error:
                 parts = [error.received, error.allowed, error.next_step]
-                self._write({"id": request["id"], "error": parts})
+                kind = type(error).__name__
+                self._write({"id": request["id"], "error": parts, "kind": kind})
 
     def _listen(self) -> None:
         for line in _lines(0):
@@ -104,7 +105,7 @@ class Worker:
             return
         info = self._info(request)
         report = ReadReport()
-        options = {name: request[name] for name in ("strict", "fast")}
+        options = {name: request[name] for name in ("strict", "fast", "decoder")}
         times = np.array(request["times"], dtype=np.float64)
         if request["task"] == "frames":
             for frame in read_frames(info, times, report=report, **options):
