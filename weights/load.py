@@ -14,10 +14,10 @@ from torch import nn
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.weights.bits import QuantKind
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
-    QuantKind,
     QuantReport,
     agree_on_kind,
     check_stored_layers,

@@ -6,27 +6,24 @@ Output head, embeddings, norms, encoders and connector keep the dtype of the mod
 
 from __future__ import annotations
 
+import ctypes
 import importlib
 import logging
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from types import ModuleType
-from typing import Any, Literal
+from typing import Any
 
 import torch
 from torch import nn
 
 from apollo_cli.errors import DeviceError, UsageError, WeightsError
 from apollo_cli.hardware import import_fault
+from apollo_cli.weights.bits import BLOCK, KINDS, SKIPPED, QuantKind, fits_quantisation
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo
 from apollo_cli.weights.shards import name_some
 
-QuantKind = Literal["4bit", "8bit"]
-KINDS: tuple[QuantKind, ...] = ("4bit", "8bit")
-SKIPPED = ("lm_head",)
-# The share of a row that one 4-bit scale covers. The CPU kernel of bitsandbytes 0.50 takes the
-# wrong scales, without an error, where rows do not hold whole blocks.
-BLOCK = 64
 # Columns of activations with a value past this stay in 16 bits (LLM.int8, arXiv:2208.07339).
 OUTLIER_THRESHOLD = 6.0
 _DEVICES = ("cpu", "cuda")
@@ -163,11 +160,6 @@ def place_layers(
     return QuantReport(kind, tuple(layers), tuple(whole))
 
 
-def fits_quantisation(kind: str, in_features: int) -> bool:
-    """Whether a layer of this width can be quantised: whole blocks, or rows the GPU can align."""
-    return in_features % (BLOCK if kind == "4bit" else 4) == 0
-
-
 def _empty_layer(
     library: ModuleType, kind: QuantKind, linear: nn.Linear, dtype: torch.dtype
 ) -> nn.Module:
@@ -221,6 +213,19 @@ def fill_layer(layer: Any, weight: torch.Tensor, device: torch.device) -> None:
             device
         )
     layer.weight = parameter
+    if device.type == "cpu":
+        _return_free_memory()
+
+
+def _return_free_memory() -> None:
+    """Hand freed blocks back to the system, which glibc alone keeps between those in use.
+
+    Without it, quantising on a CPU leaves several times the size of the result behind.
+    """
+    if sys.platform == "linux":
+        trim = getattr(ctypes.CDLL(None), "malloc_trim", None)
+        if trim is not None:
+            trim(0)
 
 
 def fill_stored_layer(layer: Any, tensors: dict[str, torch.Tensor], device: torch.device) -> None:

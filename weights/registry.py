@@ -30,6 +30,7 @@ class LlmShape:
     kv_heads: int
     intermediate_size: int
     vocab_size: int
+    tied: bool = False
 
 
 @dataclass(frozen=True)

@@ -1,0 +1,303 @@
+"""What a question takes in memory, and what to give up so that it fits; arithmetic without torch.
+
+The peak is that of the dearest stage: loading, encoding a batch of clips, or reading the prompt.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from apollo_cli.errors import FitError
+from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_workspace
+from apollo_cli.model.config import NetworkConfig
+from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
+from apollo_cli.weights.bits import KINDS, QuantKind, fits_quantisation, quantised_bytes
+
+VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
+# Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.
+HOST_RUNTIME_BYTES, HOST_QUANT_BYTES = 285_000_000, 50_000_000
+# glibc keeps freed blocks of up to 32 MiB, so small activations leave more behind than they take;
+# measured as a share of one batch in float32, which some steps use in every dtype.
+_HOST_KEPT_SHARE, _HOST_KEPT_BYTES = 1.5, 160_000_000
+# Context, kernels and workspaces: assumed, of the size that drivers commonly take.
+CUDA_RUNTIME_BYTES = 600_000_000
+LARGEST_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
+LARGEST_CHUNK, SMALLEST_CHUNK = 2048, 256
+# Bytes for each value of a layer while it is quantised: on a CPU in float32, on a GPU in place.
+_QUANTISING_BYTES = {"cpu": 12, "cuda": 3, "mps": 3}
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What can be given up for memory.
+
+    Attributes:
+        encode_batch: clips encoded at a time. prefill_chunk: prompt tokens read at a time.
+        quant: bits of the language model's weights; None is the dtype of the run.
+        clips: number of clips that are looked at.
+    """
+
+    encode_batch: int
+    prefill_chunk: int
+    quant: QuantKind | None
+    clips: int
+
+
+@dataclass(frozen=True)
+class MemoryEstimate:
+    """Bytes on the device while a video is watched and a question answered.
+
+    Attributes:
+        weights: all of them. runtime: libraries, context, and what the allocator keeps.
+        loading: the largest layer while it is quantised.
+        visual: tokens of all clips, kept for further questions.
+        encode: activations of one batch of clips.
+        kv_cache: keys and values of prompt and answer.
+        prefill: embeddings of the prompt, and activations of one chunk.
+    """
+
+    weights: int
+    runtime: int
+    loading: int
+    visual: int
+    encode: int
+    kv_cache: int
+    prefill: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at one time."""
+        running = self.visual + max(self.encode, self.kv_cache + self.prefill)
+        return self.weights + self.runtime + max(self.loading, running)
+
+
+@dataclass(frozen=True)
+class TokenDemand:
+    """Tokens of a question about a number of clips.
+
+    Attributes:
+        visual: tokens of the clips. text: everything around them. answer: the longest one.
+    """
+
+    visual: int
+    text: int
+    answer: int
+
+    @property
+    def prompt(self) -> int:
+        """What is read before the answer is written."""
+        return self.visual + self.text
+
+
+@dataclass(frozen=True)
+class Run:
+    """One network on one kind of device.
+
+    Attributes:
+        config: the network. device: ``cpu``, ``cuda`` or ``mps``.
+        dtype: of weights and activations that are not quantised.
+        fused: whether attention runs in flash-attn.
+    """
+
+    config: NetworkConfig
+    device: str
+    dtype: str
+    fused: bool = False
+
+    @property
+    def value_bytes(self) -> int:
+        """Bytes of one value."""
+        return VALUE_BYTES[self.dtype]
+
+    @property
+    def llm(self) -> LlmSizes:
+        """Sizes of the language model."""
+        return llm_sizes(self.config.llm)
+
+    def settings(self, clips: int, quant: QuantKind | None = None) -> Settings:
+        """The settings of a run that has memory enough."""
+        return Settings(LARGEST_BATCH[self.device], LARGEST_CHUNK, quant, clips)
+
+
+def weights_bytes(run: Run, quant: QuantKind | None) -> int:
+    """Memory of all weights on the device."""
+    llm = run.llm
+    values = sum(map(encoder_values, run.config.encoders)) + connector_values(run.config.connector)
+    return (values + llm.other_values) * run.value_bytes + llm.layers * sum(
+        quantised_bytes(quant, rows, columns)
+        if quant is not None and fits_quantisation(quant, columns)
+        else rows * columns * run.value_bytes
+        for rows, columns in llm.layer_linears
+    )
+
+
+def estimate_memory(run: Run, settings: Settings, tokens: TokenDemand) -> MemoryEstimate:
+    """Add up what a question takes.
+
+    Args:
+        run: network, device and dtype.
+        settings: how it is run. ``settings.clips`` says how many there are to encode.
+        tokens: of that many clips.
+    """
+    llm, size, quant = run.llm, run.value_bytes, settings.quant
+    batch = min(settings.encode_batch, settings.clips)
+    chunk = min(settings.prefill_chunk, tokens.prompt)
+    reading = prefill_bytes(llm, chunk, tokens.prompt, size, run.fused)
+    loading = 0
+    if quant is not None:
+        largest = max(rows * columns for rows, columns in llm.layer_linears)
+        loading = largest * _QUANTISING_BYTES[run.device]
+        reading += quantised_workspace(llm, quant, chunk, size)
+    return MemoryEstimate(
+        weights=weights_bytes(run, quant),
+        runtime=_runtime_bytes(run, quant, batch),
+        loading=loading,
+        visual=tokens.visual * llm.width * size,
+        encode=batch * clip_bytes(run.config, size),
+        kv_cache=(tokens.prompt + tokens.answer) * llm.kv_values_per_token * size,
+        # The prompt's embeddings, and beside them the visual tokens that were put into it.
+        prefill=(tokens.prompt + tokens.visual) * llm.width * size + reading,
+    )
+
+
+def _runtime_bytes(run: Run, quant: QuantKind | None, batch: int) -> int:
+    if run.device == "cuda":
+        return CUDA_RUNTIME_BYTES
+    kept = _HOST_KEPT_SHARE * batch * clip_bytes(run.config, VALUE_BYTES["float32"])
+    libraries = HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if quant else 0)
+    return libraries + int(min(kept, _HOST_KEPT_BYTES))
+
+
+@dataclass(frozen=True)
+class Fitted:
+    """Settings that fit.
+
+    Attributes:
+        settings: to run with. estimate: what they take.
+        given_up: a sentence for each thing that is not as it was wanted.
+    """
+
+    settings: Settings
+    estimate: MemoryEstimate
+    given_up: tuple[str, ...]
+
+
+def ladder(
+    run: Run,
+    wanted: Settings,
+    free_bytes: int,
+    tokens_of: Callable[[int], TokenDemand],
+    *,
+    kinds: tuple[QuantKind | None, ...] | None = None,
+    fewest_clips: int = 1,
+) -> Fitted:
+    """Go down until it fits: smaller encoder batches, shorter chunks, fewer bits, fewer clips.
+
+    The first two cost a little time, the third a little accuracy, the last one sight. Nothing of
+    what stands lower is touched while something higher is enough.
+
+    Args:
+        run: network, device and dtype.
+        wanted: where the ladder starts.
+        free_bytes: what the device has left.
+        tokens_of: tokens of a number of clips.
+        kinds: precisions that may be taken, the wanted one first; None is all that are lower.
+        fewest_clips: one for each video.
+
+    Raises:
+        FitError: not even the last rung fits.
+    """
+    if kinds is None:
+        lower = {None: ("8bit", "4bit"), "8bit": ("4bit",), "4bit": ()}[wanted.quant]
+        kinds = (wanted.quant, *lower)
+    for kind in kinds:
+        for settings in _smaller_steps(replace(wanted, quant=kind)):
+            estimate = estimate_memory(run, settings, tokens_of(settings.clips))
+            if estimate.peak <= free_bytes:
+                return Fitted(settings, estimate, _given_up(run, wanted, settings))
+    *_, smallest = _smaller_steps(replace(wanted, quant=kinds[-1]))
+
+    def needed(clips: int) -> int:
+        return estimate_memory(run, replace(smallest, clips=clips), tokens_of(clips)).peak
+
+    fits, too_many = fewest_clips - 1, wanted.clips
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        fits, too_many = (middle, too_many) if needed(middle) <= free_bytes else (fits, middle)
+    if fits < fewest_clips:
+        raise FitError(
+            f"{_gigabytes(needed(fewest_clips))} of memory are needed for the smallest run",
+            f"{_gigabytes(free_bytes)} are free on {run.device}",
+            "take a smaller model, or close what else uses the memory",
+        )
+    settings = replace(smallest, clips=fits)
+    estimate = estimate_memory(run, settings, tokens_of(fits))
+    return Fitted(settings, estimate, _given_up(run, wanted, settings))
+
+
+def step_down(run: Run, settings: Settings, stage: str) -> tuple[Settings, str] | None:
+    """The next rung for a run that was out of memory after all; None at the last one.
+
+    Args:
+        run: network, device and dtype.
+        settings: that were too large.
+        stage: ``encode`` or ``prefill``, where the memory ran out.
+    """
+    lower = settings
+    if stage == "encode" and settings.encode_batch > 1:
+        lower = replace(settings, encode_batch=settings.encode_batch // 2)
+    elif stage == "prefill" and settings.prefill_chunk > SMALLEST_CHUNK:
+        lower = replace(settings, prefill_chunk=settings.prefill_chunk // 2)
+    elif stage == "prefill" and settings.clips > 1:
+        lower = replace(settings, clips=settings.clips // 2)
+    if lower == settings:
+        return None
+    return lower, f"out of memory: {'; '.join(_given_up(run, settings, lower))}"
+
+
+def _smaller_steps(settings: Settings) -> Iterator[Settings]:
+    """The settings themselves, then smaller batches, then shorter chunks besides."""
+    yield settings
+    while settings.encode_batch > 1:
+        settings = replace(settings, encode_batch=settings.encode_batch // 2)
+        yield settings
+    while settings.prefill_chunk > SMALLEST_CHUNK:
+        settings = replace(settings, prefill_chunk=settings.prefill_chunk // 2)
+        yield settings
+
+
+def _given_up(run: Run, wanted: Settings, taken: Settings) -> tuple[str, ...]:
+    said = []
+    if taken.encode_batch < wanted.encode_batch:
+        said.append(
+            f"clips are encoded {taken.encode_batch} at a time instead of {wanted.encode_batch}, "
+            "which is slower"
+        )
+    if taken.prefill_chunk < wanted.prefill_chunk:
+        said.append(
+            f"the prompt is read {taken.prefill_chunk} tokens at a time instead of "
+            f"{wanted.prefill_chunk}, which is slower"
+        )
+    if taken.quant != wanted.quant:
+        said.append(
+            f"the language model runs in {taken.quant} instead of {wanted.quant or run.dtype}: "
+            "answers may differ (apollo models verify NAME --quant shows how much)"
+        )
+    if taken.clips < wanted.clips:
+        said.append(f"{taken.clips} clips are looked at instead of {wanted.clips}")
+    return tuple(said)
+
+
+def precision_name(quant: QuantKind | None, dtype: str) -> str:
+    """How a precision is called in tables."""
+    return quant or {"bfloat16": "bf16", "float16": "fp16", "float32": "fp32"}[dtype]
+
+
+def precisions() -> tuple[QuantKind | None, ...]:
+    """All precisions of the language model, the largest first."""
+    return (None, *reversed(KINDS))
+
+
+def _gigabytes(count: int) -> str:
+    return f"{count / 1e9:.1f} GB"
