@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import av
@@ -28,6 +29,24 @@ def silence_other_streams(
     for other in container.streams:
         if other.index != stream.index:
             other.discard = Discard.all
+
+
+def filled_packets(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+) -> Iterator[av.Packet]:
+    """The packets of a stream from the present position on, without the empty ones at the end.
+
+    Raises:
+        FFmpegError: the container can't be followed any further.
+    """
+    try:
+        for packet in container.demux(stream):
+            if packet.size:
+                progress.advance()
+                yield packet
+    except IndexError:
+        # PyAV fails at the end of a file in which further streams appear on the way.
+        return
 
 
 class Feed:
@@ -58,7 +77,7 @@ class Feed:
         stream.codec_context.thread_count = self._threads
         if self._threads > 1:
             stream.codec_context.thread_type = "FRAME"
-        self._packets = self._container.demux(stream)
+        self._packets = filled_packets(self._container, stream)
         self._held: av.Packet | None = None
         self.number = 0
 
@@ -73,19 +92,16 @@ class Feed:
 
     def read(self) -> av.Packet | None:
         """The next packet, None at the end or where the file can't be followed any further."""
-        progress.advance()
         if self._held is not None:
             packet, self._held = self._held, None
             self.number += 1
             return packet
-        while True:
-            try:
-                packet = next(self._packets, None)
-            except FFmpegError:
-                return None
-            if packet is None or packet.size > 0:
-                self.number += packet is not None
-                return packet
+        try:
+            packet = next(self._packets, None)
+        except FFmpegError:
+            return None
+        self.number += packet is not None
+        return packet
 
     def skip_to(self, number: int) -> None:
         """Read packets without decoding, until ``number`` is next or the file ends."""
@@ -106,7 +122,7 @@ class Feed:
         """
         try:
             self._container.seek(ticks, stream=self.stream, backward=True)
-            self._packets = self._container.demux(self.stream)
+            self._packets = filled_packets(self._container, self.stream)
             self._held = None
             packet = self.read()
         except FFmpegError:

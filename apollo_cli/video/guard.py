@@ -136,6 +136,15 @@ class GuardedReader:
             seconds = arrays.pop("times")
             yield ClipBatch(fields["first_clip"], arrays, seconds)
 
+    def check_pictures(self, info: VideoInfo) -> ReadReport:
+        """As ``apollo_cli.video.reader.check_pictures``.
+
+        Raises:
+            MediaError: also when the decoder hangs or crashes.
+        """
+        ((fields, _),) = self._ask(info.path, {"task": "check", **_source(info, [])})
+        return ReadReport(**fields["report"])
+
     def close(self) -> None:
         """End the child, whatever it is doing."""
         child, self._child = self._child, None

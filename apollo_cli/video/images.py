@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import struct
 import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -9,13 +10,26 @@ from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
-from PIL import Image, ImageOps, UnidentifiedImageError
+from PIL import Image, ImageOps
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video import progress
 from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import shown
 from apollo_cli.video.picture import over_black
+
+# What Pillow raises on broken files, depending on where the parsing stops.
+_DAMAGE = (
+    OSError,
+    ValueError,
+    SyntaxError,
+    EOFError,
+    IndexError,
+    KeyError,
+    OverflowError,
+    struct.error,
+    Image.DecompressionBombError,
+)
 
 # Browsers show faster animation frames for a tenth of a second.
 _SHORTEST_FRAME_MS = 11
@@ -47,7 +61,7 @@ def _open_image(path: Path, limits: Limits) -> Iterator[Image.Image]:
             # The size is checked below, against our own limit.
             warnings.simplefilter("ignore", Image.DecompressionBombWarning)
             image = Image.open(path)
-    except (UnidentifiedImageError, Image.DecompressionBombError, OSError, ValueError) as error:
+    except _DAMAGE as error:
         too_large = isinstance(error, Image.DecompressionBombError)
         reason = "too many pixels" if too_large else "damaged or of an unknown kind"
         raise MediaError(f"{shown(path)} is not a readable image ({reason})") from None
@@ -55,7 +69,7 @@ def _open_image(path: Path, limits: Limits) -> Iterator[Image.Image]:
         limits.check_size(path, *image.size)
         try:
             yield image
-        except (OSError, ValueError, SyntaxError, EOFError) as error:
+        except _DAMAGE as error:
             raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
 
 

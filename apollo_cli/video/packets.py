@@ -12,8 +12,7 @@ import av.video.stream
 import numpy as np
 from av.error import FFmpegError
 
-from apollo_cli.video import progress
-from apollo_cli.video.feed import silence_other_streams
+from apollo_cli.video.feed import filled_packets, silence_other_streams
 
 NO_TIME = np.iinfo(np.int64).min
 
@@ -134,12 +133,10 @@ def scan_packets(
     silence_other_streams(container, stream)
     columns = _Columns(stream.codec_context.name, container.format.name)
     try:
-        for packet in container.demux(stream):
-            if packet.size:
-                progress.advance()
-                columns.add(packet)
-                if len(columns.flags) > most:
-                    return None
+        for packet in filled_packets(container, stream):
+            columns.add(packet)
+            if len(columns.flags) > most:
+                return None
     except FFmpegError:
         columns.ends_broken = True
     return columns.finish()

@@ -111,6 +111,10 @@ def pick_stream(
         MediaError: there is no picture stream, or none of that number.
     """
     moving = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
+    known = [s for s in moving if s.codec_context is not None]
+    if moving and not known:
+        raise MediaError(f"{shown(path)} has pictures in a coding that is not known")
+    moving = known
     if not moving:
         has_sound = bool(container.streams.audio)
         what = "has sound only" if has_sound else "has no picture stream"

@@ -12,6 +12,7 @@ from apollo_cli.video.backends import Decoder, read_pictures
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.opening import shown
 from apollo_cli.video.transforms import PixelSpec, resize_square
+from apollo_cli.video.walk import Walk
 
 
 @dataclass(frozen=True)
@@ -101,6 +102,27 @@ def read_frames(
             position = int(order[at])
             yield Frame(position, float(wanted[position]), seconds, rgb)
             at += 1
+
+
+def check_pictures(info: VideoInfo) -> ReadReport:
+    """Decode every picture once, without keeping any, and say which are damaged.
+
+    Raises:
+        MediaError: no picture at all can be decoded.
+    """
+    report = ReadReport(pictures=info.frame_count)
+    if info.timeline is None:
+        for _ in read_frames(info, info.times):
+            pass
+        return report
+    walk = Walk(info.path, info.stream_index, info.timeline)
+    try:
+        for walked in walk.fetch(range(info.frame_count)):
+            if walked.shown != walked.picture:
+                report.damaged_seconds.append(float(info.times[walked.picture]))
+    finally:
+        walk.close()
+    return report
 
 
 def read_clips(

@@ -23,7 +23,7 @@ from apollo_cli.video.channel import Slot, decode, encode
 from apollo_cli.video.info import VideoInfo, pack_info
 from apollo_cli.video.limits import Limits
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import ReadReport, read_clips, read_frames
+from apollo_cli.video.reader import ReadReport, check_pictures, read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec
 
 _BEAT_SECONDS = 0.25
@@ -104,6 +104,9 @@ class Worker:
             yield self._probe(request)
             return
         info = self._info(request)
+        if request["task"] == "check":
+            yield {"report": asdict(check_pictures(info))}, {}
+            return
         report = ReadReport()
         options = {name: request[name] for name in ("strict", "fast", "decoder")}
         times = np.array(request["times"], dtype=np.float64)

@@ -70,6 +70,12 @@ def test_errors_and_reports_come_through_whole(guard: GuardedReader):
         list(guard.read_frames(info, info.times, strict=True))
 
 
+def test_all_pictures_can_be_checked(guard: GuardedReader):
+    for name, damaged in (("bit_flips.mp4", 75), ("cfr30.mp4", 0), ("anim.gif", 0)):
+        report = guard.check_pictures(guard.probe(FOLDER / name))
+        assert len(report.damaged_seconds) == damaged
+
+
 def test_a_reading_may_be_left_early(guard: GuardedReader):
     info = guard.probe(FOLDER / "cfr30.mp4")
     child = guard.process_id
