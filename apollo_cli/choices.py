@@ -81,13 +81,13 @@ def _score_letters(
 ) -> list[float]:
     session, count = apollo.session, len(options)
     # Fitted once for all rotations, which are equally long, so that they share one prefix.
-    suffix = session.prompts.suffix_ids(lettered(question, options), visual=bool(memories))
+    suffix = apollo.suffix_ids(memories, lettered(question, options))
     fitted = _fit(apollo, memories, len(suffix) + count)
     scores = [0.0] * count
     for shift in range(count):
         order = [(number + shift) % count for number in range(count)]
         text = lettered(question, [options[i] for i in order])
-        suffix = session.prompts.suffix_ids(text, visual=bool(memories))
+        suffix = apollo.suffix_ids(memories, text)
         logits = session.read(fitted, suffix).log_softmax(-1)
         for place, option in enumerate(order):
             token = session.prompts.answer_ids(LETTERS[place])[0]
@@ -99,7 +99,7 @@ def _score_texts(
     apollo: Apollo, memories: list[VideoMemory], question: str, options: Sequence[str]
 ) -> list[float]:
     session = apollo.session
-    suffix = session.prompts.suffix_ids(question, visual=bool(memories))
+    suffix = apollo.suffix_ids(memories, question)
     answers = [session.prompts.answer_ids(option) for option in options]
     fitted = _fit(apollo, memories, len(suffix) + max(map(len, answers)))
     return [session.score(fitted, suffix, answer) for answer in answers]

@@ -8,6 +8,8 @@ from typing import Literal
 from apollo_cli.errors import UsageError
 
 SamplingMode = Literal["fps", "uniform"]
+Decoder = Literal["pyav", "decord"]
+SubtitleStyle = Literal["listed", "interleaved"]
 ShortPolicy = Literal["repeat", "stretch", "error"]
 
 
@@ -57,6 +59,43 @@ class SamplingOptions:
                 f"--from {self.start_seconds:g} --to {self.end_seconds:g}",
                 "--to must be later than --from",
             )
+
+
+@dataclass(frozen=True)
+class ReadingOptions:
+    """How files are read.
+
+    Attributes:
+        stream: number of the picture stream among all streams; None takes the main one.
+        decoder: ``pyav`` is the reference; ``decord`` never judges count or time.
+        fast: take the key picture nearest to each moment: about ten times cheaper, approximate.
+        strict: a damaged picture is an error instead of a note.
+        image_fps: how many images of a folder make a second.
+        subtitles: ``none``, ``auto`` for a file beside the video or a track inside, or a file.
+        subtitle_style: ``listed`` before the question, as the paper's evaluation does, or
+            ``interleaved`` with the clips during which they are shown.
+        max_pixels: largest picture that is opened. max_hours: longest video that is opened.
+    """
+
+    stream: int | None = None
+    decoder: Decoder = "pyav"
+    fast: bool = False
+    strict: bool = False
+    image_fps: float | None = None
+    subtitles: str = "none"
+    subtitle_style: SubtitleStyle = "listed"
+    max_pixels: int = 1 << 26
+    max_hours: float = 24.0
+
+    def __post_init__(self) -> None:
+        if self.image_fps is not None and not 0 < self.image_fps <= 1000:
+            raise UsageError(f"--image-fps {self.image_fps:g}", "allowed is above 0, up to 1000")
+        if self.stream is not None and self.stream < 0:
+            raise UsageError(f"--stream {self.stream}", "allowed is 0 or more")
+        if self.max_pixels < 1:
+            raise UsageError(f"--max-pixels {self.max_pixels}", "allowed is 1 or more")
+        if not self.max_hours > 0:
+            raise UsageError(f"--max-hours {self.max_hours:g}", "allowed is above 0")
 
 
 @dataclass(frozen=True)

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apollo_cli.answer import Answer
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
 from apollo_cli.model.prompt import Turn
@@ -27,7 +27,7 @@ class Conversation:
     """One talk. The videos are watched once; each question costs its own tokens only.
 
     Attributes:
-        apollo: the model. options: how answers are written. sampling: what is looked at.
+        apollo: the model. options: how answers are written. sampling, reading: what is looked at.
         files: names of the videos and images. memories: what was seen of them.
         answers: all answers so far, in order.
     """
@@ -35,6 +35,7 @@ class Conversation:
     apollo: Apollo
     options: GenerationOptions = field(default_factory=GenerationOptions)
     sampling: SamplingOptions = field(default_factory=SamplingOptions)
+    reading: ReadingOptions = field(default_factory=ReadingOptions)
     files: list[str] = field(default_factory=list)
     memories: list[VideoMemory] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
@@ -52,6 +53,7 @@ class Conversation:
             files,
             self.sampling,
             reserve_tokens=history + self.options.max_new_tokens,
+            reading=self.reading,
             on_progress=on_progress,
         )
         self.files = [str(Path(file).absolute()) for file in files]

@@ -12,7 +12,7 @@ import torch
 
 from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.citations import cited_times
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
 from apollo_cli.memory_cache import fingerprint
@@ -22,8 +22,11 @@ from apollo_cli.model.prompt import PromptBuilder, Turn
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.planning import Planner
 from apollo_cli.session import Session, is_looping
+from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import TokenCount
-from apollo_cli.video.probe import VideoInfo, probe
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.subtitles import find_subtitles
 from apollo_cli.video_memory import VideoMemory, fit_memories
 from apollo_cli.watching import Progress, Watcher, no_progress
 from apollo_cli.weights.card import read_card, toy_remarks
@@ -37,6 +40,7 @@ def load(
     dtype: str | None = None,
     template: str | None = None,
     use_cache: bool = True,
+    reader: GuardedReader | None = None,
     on_progress: Progress = no_progress,
 ) -> Apollo:
     """Load a model.
@@ -48,6 +52,7 @@ def load(
         dtype: ``bfloat16``, ``float16``, ``float32``; None chooses.
         template: chat template; None takes the checkpoint's.
         use_cache: whether what was seen is kept on disk and found again.
+        reader: a reader that runs already; None starts one when it is needed.
         on_progress: called with stage, amount done, and amount in all.
 
     Raises:
@@ -81,6 +86,7 @@ def load(
         located.name,
         fingerprint(checkpoint, hardware.dtype),
         use_cache,
+        reader=reader or GuardedReader(),
     )
     return Apollo(watcher, hardware, located, time.perf_counter() - started)
 
@@ -120,7 +126,7 @@ class Apollo:
         sampling: SamplingOptions | None = None,
         *,
         reserve_tokens: int | None = None,
-        strict: bool = False,
+        reading: ReadingOptions | None = None,
         on_progress: Progress = no_progress,
     ) -> list[VideoMemory]:
         """Watch videos and images that belong to one question and share its token budget.
@@ -129,7 +135,7 @@ class Apollo:
             paths: videos and images, or what ``probe`` said of them; or files of ``remember``.
             sampling: which moments to look at.
             reserve_tokens: tokens kept for question and answer.
-            strict: a damaged picture is an error instead of a note.
+            reading: how files are read; limits and stream do not matter for probed ones.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
 
         Raises:
@@ -137,13 +143,16 @@ class Apollo:
             FitError: not even one clip of each fits.
         """
         sampling = sampling or SamplingOptions()
-        found = [self._open(path, sampling) for path in paths]
+        reading = reading or ReadingOptions()
+        found = [self._open(path, sampling, reading) for path in paths]
         infos = [item for item in found if isinstance(item, VideoInfo)]
-        plans = iter(self.planner.plan(infos, sampling, reserve_tokens) if infos else [])
+        spoken = [self._listen(info, reading) for info in infos]
+        plans = self.planner.plan(infos, sampling, reserve_tokens, spoken) if infos else []
+        told = zip(infos, plans, spoken, strict=True)
         return [
             item
             if isinstance(item, VideoMemory)
-            else self.watcher.watch(item, next(plans), strict=strict, on_progress=on_progress)
+            else self.watcher.watch(*next(told), reading, on_progress=on_progress)
             for item in found
         ]
 
@@ -153,7 +162,7 @@ class Apollo:
         target: Path,
         sampling: SamplingOptions | None = None,
         *,
-        strict: bool = False,
+        reading: ReadingOptions | None = None,
         on_progress: Progress = no_progress,
     ) -> VideoMemory:
         """Watch all of a video, whatever a context holds, and keep it in a file of its own.
@@ -163,9 +172,15 @@ class Apollo:
         Args:
             target: the file to write; ``watch`` reads it again.
         """
-        info = path if isinstance(path, VideoInfo) else probe(path)
-        plan = self.planner.plan_everything(info, sampling or SamplingOptions())
-        return self.watcher.watch(info, plan, target=target, strict=strict, on_progress=on_progress)
+        sampling, reading = sampling or SamplingOptions(), reading or ReadingOptions()
+        info = self._open(path, sampling, reading)
+        if isinstance(info, VideoMemory) or info.kind == "image" or info.files:
+            raise UsageError(f"{path} is not a video file", "only video files are remembered")
+        plan = self.planner.plan_everything(info, sampling)
+        spoken = self._listen(info, reading)
+        return self.watcher.watch(
+            info, plan, spoken, reading, target=target, on_progress=on_progress
+        )
 
     def ask(
         self,
@@ -201,15 +216,26 @@ class Apollo:
         return stream
 
     def _open(
-        self, path: str | Path | VideoInfo, sampling: SamplingOptions
+        self, path: str | Path | VideoInfo, sampling: SamplingOptions, reading: ReadingOptions
     ) -> VideoInfo | VideoMemory:
         if isinstance(path, VideoInfo):
             return path
         if Path(path).suffix != SUFFIX:
-            return probe(path)
+            reader = self.watcher.reader
+            return reader.probe(path, stream=reading.stream, image_fps=reading.image_fps)
         memory = load_memory(Path(path), self.watcher.fingerprint, self.located.name)
         memory = replace(memory, tokens=memory.tokens.to(self.network.device))
         return memory.within(sampling.start_seconds, sampling.end_seconds)
+
+    def _listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
+        return Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style)
+
+    def suffix_ids(
+        self, memories: Sequence[VideoMemory], question: str, history: Sequence[Turn] = ()
+    ) -> list[int]:
+        """Ids of a prompt behind its visual tokens: listed subtitles, turns and question."""
+        told = preamble([memory.listed for memory in memories])
+        return self.prompts.suffix_ids(question, history, bool(memories), told)
 
     def remarks(self, question: str) -> list[str]:
         """What a user should know about any answer of this model to a question."""
@@ -237,8 +263,7 @@ class Apollo:
         turns = list(history)
         prefix = len(self.prompts.prefix_ids([memory.part for memory in memories])) if turns else 0
         free = self.network.config.context - options.max_new_tokens - prefix
-        visual = bool(memories)
-        while turns and len(self.prompts.suffix_ids(question, turns, visual)) > free:
+        while turns and len(self.suffix_ids(memories, question, turns)) > free:
             del turns[0]
         return turns
 
@@ -254,7 +279,7 @@ class Apollo:
         turns = self._fitting_turns(memories, question, options, history)
         if len(turns) < len(history):
             notes.append(f"the oldest {len(history) - len(turns)} turns did not fit any more")
-        suffix = self.prompts.suffix_ids(question, turns, visual=bool(memories))
+        suffix = self.suffix_ids(memories, question, turns)
         needed = len(suffix) + options.max_new_tokens
         memories = fit_memories(memories, self.prompts, self.network.config.context, needed, notes)
         started = time.perf_counter()

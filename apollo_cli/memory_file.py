@@ -20,7 +20,9 @@ from safetensors import SafetensorError, safe_open
 
 from apollo_cli.errors import MediaError, WeightsError
 from apollo_cli.memory_record import RECORD_KEY, MemoryRecord, read_record
+from apollo_cli.spoken import Spoken
 from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video.subtitles import Subtitle
 from apollo_cli.video_memory import VideoMemory
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
@@ -164,4 +166,5 @@ def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
         clip_seconds=record.clip_seconds,
         notes=record.notes,
         remembered=path,
+        spoken=Spoken(tuple(Subtitle(*row) for row in record.subtitles), record.subtitle_style),
     )

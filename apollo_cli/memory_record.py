@@ -13,6 +13,7 @@ import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from apollo_cli._version import __version__
+from apollo_cli.config import SubtitleStyle
 from apollo_cli.errors import MediaError
 
 SUFFIX = ".apollo"
@@ -31,6 +32,7 @@ class MemoryRecord:
         window: start and end in seconds. span_seconds: length of a clip.
         clips: how many there are. wanted_clips: how many would show everything.
         notes: as in ``VideoMemory``.
+        subtitles: start, end and text of each. subtitle_style: how they are told.
     """
 
     model: str
@@ -45,6 +47,8 @@ class MemoryRecord:
     clips: int
     wanted_clips: int
     notes: tuple[str, ...] = ()
+    subtitles: tuple[tuple[float, float, str], ...] = ()
+    subtitle_style: SubtitleStyle = "listed"
     version: str = __version__
     format: int = FORMAT
 
@@ -69,7 +73,9 @@ def read_record(path: Path) -> MemoryRecord:
                 f"this version reads format {FORMAT}",
                 "remember the video again",
             )
-        values["window"], values["notes"] = tuple(values["window"]), tuple(values["notes"])
+        for field in ("window", "notes"):
+            values[field] = tuple(values[field])
+        values["subtitles"] = tuple(tuple(row) for row in values["subtitles"])
         return MemoryRecord(**values)
     except FileNotFoundError as error:
         raise MediaError(f"{path}: no such file") from error

@@ -13,8 +13,9 @@ import numpy as np
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
+from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import largest_fitting, share_clips
-from apollo_cli.video.probe import VideoInfo
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import (
     ClipPlan,
     FrameGrid,
@@ -43,6 +44,7 @@ class Planner:
         infos: Sequence[VideoInfo],
         sampling: SamplingOptions,
         reserve_tokens: int | None = None,
+        spoken: Sequence[Spoken] | None = None,
     ) -> list[ClipPlan]:
         """Decide what is looked at.
 
@@ -50,6 +52,7 @@ class Planner:
             infos: the videos and images of one question; they share the budget.
             sampling: what the user asked for.
             reserve_tokens: tokens of the longest question and its answer.
+            spoken: what is said in each; it takes its share of the budget.
 
         Raises:
             FitError: not even one clip of each fits.
@@ -57,6 +60,10 @@ class Planner:
         """
         if reserve_tokens is None:
             reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
+        spoken = spoken or [Spoken()] * len(infos)
+        windows = [self._window(info, sampling) for info in infos]
+        listed = preamble(list(zip(spoken, windows, strict=True)))
+        reserve_tokens += len(self.prompts.tokenizer.encode(listed))
         wanted = [self._wanted_clips(info, sampling) for info in infos]
 
         def plans_for(total: int) -> list[ClipPlan]:
@@ -65,7 +72,7 @@ class Planner:
 
         def tokens_of(total: int) -> int:
             plans = plans_for(total)
-            parts = [self.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
+            parts = [self.part(*told) for told in zip(infos, plans, spoken, strict=True)]
             return len(self.prompts.prefix_ids(parts)) + reserve_tokens
 
         fewest = len(infos)
@@ -76,14 +83,18 @@ class Planner:
         """All clips of one video, however many a context holds."""
         return self._plan_one(info, sampling, self._wanted_clips(info, sampling))
 
-    def part(self, info: VideoInfo, plan: ClipPlan) -> VisualPart:
+    def part(self, info: VideoInfo, plan: ClipPlan, spoken: Spoken | None = None) -> VisualPart:
         """A planned video as the prompt will tell it, with the times of its real pictures."""
         times = plan.times
         if info.kind == "video":
             times = info.times[info.frames_at(times[:, [0, -1]])]
         spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
         return VisualPart(
-            spans, info.duration_seconds, info.kind == "image", self.clip_seconds(plan)
+            spans,
+            info.duration_seconds,
+            info.kind == "image",
+            self.clip_seconds(plan),
+            (spoken or Spoken()).words(times, plan.clip_seconds),
         )
 
     def clip_seconds(self, plan: ClipPlan) -> float:
@@ -91,10 +102,15 @@ class Planner:
         usual = self.config.clip_seconds
         return usual if plan.clip_seconds == usual else round(plan.clip_seconds, 1)
 
+    def _window(self, info: VideoInfo, sampling: SamplingOptions) -> tuple[float, float]:
+        if info.kind == "image":
+            return 0.0, 0.0
+        return resolve_window(info.duration_seconds, sampling)
+
     def _wanted_clips(self, info: VideoInfo, sampling: SamplingOptions) -> int:
         if info.kind == "image":
             return 1
-        start, end = resolve_window(info.duration_seconds, sampling)
+        start, end = self._window(info, sampling)
         return count_wanted_clips(
             end - start, self.config.clip_seconds, self.config.frames_per_clip, sampling
         )

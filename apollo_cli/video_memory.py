@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -10,6 +10,7 @@ import numpy as np
 
 from apollo_cli.errors import FitError, UsageError
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
+from apollo_cli.spoken import Spoken
 from apollo_cli.video.budget import largest_fitting, share_clips
 from apollo_cli.video.sampler import ClipPlan
 
@@ -31,6 +32,7 @@ class VideoMemory:
         notes: what a user should know about the file and its reading, a sentence each.
         decode_seconds, encode_seconds: what making it cost; 0 when it was remembered.
         remembered: the file it came from, when nothing was decoded.
+        spoken: what is said, where subtitles were asked for.
     """
 
     path: Path
@@ -44,6 +46,7 @@ class VideoMemory:
     decode_seconds: float = 0.0
     encode_seconds: float = 0.0
     remembered: Path | None = None
+    spoken: Spoken = field(default_factory=Spoken)
 
     def __repr__(self) -> str:
         shape = "x".join(str(size) for size in self.tokens.shape)
@@ -56,7 +59,18 @@ class VideoMemory:
     def part(self) -> VisualPart:
         """As the prompt tells it."""
         spans = tuple((float(clip[0]), float(clip[-1])) for clip in self.times)
-        return VisualPart(spans, self.duration_seconds, self.kind == "image", self.clip_seconds)
+        return VisualPart(
+            spans,
+            self.duration_seconds,
+            self.kind == "image",
+            self.clip_seconds,
+            self.spoken.words(self.times, self.plan.clip_seconds),
+        )
+
+    @property
+    def listed(self) -> tuple[Spoken, tuple[float, float]]:
+        """What is said, and the window it is told for, as ``spoken.preamble`` takes them."""
+        return self.spoken, (self.plan.start_seconds, self.plan.end_seconds)
 
     def kept(self, clips: np.ndarray) -> VideoMemory:
         """Keep the clips with these indices."""
@@ -108,6 +122,7 @@ class VideoMemory:
             "coverage": round(self.plan.coverage, 4),
             "coverage_text": self.plan.describe(),
             "clip_times": [[round(float(t), 3) for t in clip] for clip in self.times],
+            "subtitles": len(self.spoken.subtitles),
             "remembered": None if self.remembered is None else str(self.remembered),
             "warnings": list(self.notes),
         }

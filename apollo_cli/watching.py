@@ -11,14 +11,17 @@ from pathlib import Path
 import numpy as np
 import torch
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import FitError
 from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
 from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.planning import Planner
-from apollo_cli.video.probe import VideoInfo
-from apollo_cli.video.reader import ReadReport, read_clips
+from apollo_cli.spoken import Spoken
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.reader import ReadReport
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 
@@ -39,6 +42,7 @@ class Watcher:
         network, planner: of the model. model_name, fingerprint: its identity.
         use_cache: whether memories are found again and kept.
         encode_batch: clips that are encoded at once; halves itself when memory runs out.
+        reader: decodes in a child process.
     """
 
     network: ApolloModel
@@ -47,6 +51,7 @@ class Watcher:
     fingerprint: str
     use_cache: bool = True
     encode_batch: int = field(default=0)
+    reader: GuardedReader = field(default_factory=GuardedReader)
 
     def __post_init__(self) -> None:
         kind = self.network.device.type
@@ -56,28 +61,30 @@ class Watcher:
         self,
         info: VideoInfo,
         plan: ClipPlan,
+        spoken: Spoken,
+        reading: ReadingOptions,
         *,
         target: Path | None = None,
-        strict: bool = False,
         on_progress: Progress = no_progress,
     ) -> VideoMemory:
         """Look at a plan's clips, or remember them.
 
         Args:
+            spoken: what is said in the file. reading: how it is read.
             target: where to keep the memory; None keeps it in the cache, if that is used.
-            strict: a damaged picture is an error.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
         """
         writer = None
-        if info.kind == "video" and (target is not None or self.use_cache):
+        # A folder has no content to sample, and approximate pictures are not worth keeping.
+        cached = self.use_cache and info.kind == "video" and not info.files and not reading.fast
+        if target is not None or cached:
             source = identify(info.path, info.stream_index)
             found = find_memory(source, self.fingerprint, plan)
             if found is not None and target is None:
-                return self._remember(found, info, plan)
-            writer = self._writer(
-                target or place_for(source, self.fingerprint, plan), source, info, plan
-            )
-        memory = self._look(info, plan, writer, strict, on_progress)
+                return replace(self._remember(found, info, plan), spoken=spoken)
+            target = target or place_for(source, self.fingerprint, plan)
+            writer = self._writer(target, source, info, plan, spoken)
+        memory = replace(self._look(info, plan, writer, reading, on_progress), spoken=spoken)
         if writer is not None:
             writer.finish(memory.notes)
             prune(max(limit_bytes(), 0))
@@ -90,7 +97,9 @@ class Watcher:
         tokens = memory.tokens.to(self.network.device)
         return replace(memory, path=info.path, tokens=tokens)
 
-    def _writer(self, target: Path, source: str, info: VideoInfo, plan: ClipPlan) -> MemoryWriter:
+    def _writer(
+        self, target: Path, source: str, info: VideoInfo, plan: ClipPlan, spoken: Spoken
+    ) -> MemoryWriter:
         record = MemoryRecord(
             model=self.model_name,
             fingerprint=self.fingerprint,
@@ -103,6 +112,8 @@ class Watcher:
             span_seconds=plan.clip_seconds,
             clips=len(plan),
             wanted_clips=plan.wanted_clips,
+            subtitles=tuple((s.start_seconds, s.end_seconds, s.text) for s in spoken.subtitles),
+            subtitle_style=spoken.style,
         )
         config = self.network.config
         shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)
@@ -113,7 +124,7 @@ class Watcher:
         info: VideoInfo,
         plan: ClipPlan,
         writer: MemoryWriter | None,
-        strict: bool,
+        reading: ReadingOptions,
         on_progress: Progress,
     ) -> VideoMemory:
         specs = [encoder.pixels for encoder in self.network.config.encoders]
@@ -124,14 +135,17 @@ class Watcher:
             tokens.append(kept[0].to(self.network.device))
             times.append(kept[1])
             notes.append(f"{skipped} clips of an earlier, stopped run were kept")
+        fast = ["--fast: the nearest key pictures were taken"] if reading.fast else []
         decode_seconds = encode_seconds = 0.0
         mark = time.perf_counter()
-        batches = read_clips(
+        batches = self.reader.read_clips(
             info,
             plan.times[skipped:],
             specs,
             batch_clips=self.encode_batch,
-            strict=strict,
+            strict=reading.strict,
+            fast=reading.fast,
+            decoder=reading.decoder,
             report=report,
         )
         for batch in batches if skipped < len(plan) else ():
@@ -155,7 +169,7 @@ class Watcher:
             tokens=torch.cat(tokens),
             times=np.concatenate(times),
             clip_seconds=self.planner.clip_seconds(plan),
-            notes=(*info.warnings, *notes, *filter(None, [report.describe()])),
+            notes=(*info.warnings, *notes, *filter(None, [report.describe()]), *fast),
             decode_seconds=decode_seconds,
             encode_seconds=encode_seconds,
         )

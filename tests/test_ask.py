@@ -161,8 +161,18 @@ def test_an_interrupt_leaves_with_130(checkpoint: str):
         stderr=subprocess.PIPE,
         text=True,
     )
-    time.sleep(1.5)
+    _wait_until_torch_is_loaded(process)
     process.send_signal(signal.SIGINT)
     _, errors = process.communicate(timeout=60)
     assert process.returncode == 130
     assert "Traceback" not in errors
+
+
+def _wait_until_torch_is_loaded(process: subprocess.Popen[str]) -> None:
+    """By then the command is at work: an interrupt of Python's own start is not ours to catch."""
+    maps = Path(f"/proc/{process.pid}/maps")
+    deadline = time.monotonic() + 60
+    while time.monotonic() < deadline and process.poll() is None:
+        time.sleep(0.1 if maps.exists() else 8)
+        if not maps.exists() or "libtorch" in maps.read_text():
+            return

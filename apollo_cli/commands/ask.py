@@ -8,11 +8,19 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import Request, answer_all, introduce, open_sources, watch
+from apollo_cli.commands.asking import (
+    Request,
+    answer_all,
+    introduce,
+    open_sources,
+    start_reader,
+    watch,
+)
 from apollo_cli.commands.batch import (
     answered,
-    keep_whole_lines,
     list_videos,
+    no_report,
+    open_rows,
     run_batch,
     write_rows,
 )
@@ -22,7 +30,9 @@ from apollo_cli.commands.options import (
     model_flags,
     read_generation,
     read_model,
+    read_reading,
     read_sampling,
+    reading_flags,
     sampling_flags,
 )
 from apollo_cli.commands.output import progress, say_note, silent
@@ -30,6 +40,7 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
+    from apollo_cli.video.guard import GuardedReader
 
 
 @click.command()
@@ -44,6 +55,7 @@ if TYPE_CHECKING:
 @click.option("-o", "--output", type=Path, help="Write there; with --videos, go on there.")
 @model_flags
 @sampling_flags
+@reading_flags
 @generation_flags
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was seen before.")
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
@@ -63,17 +75,18 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         choices=flags["choices"],
         sampling=read_sampling(flags),
         options=read_generation(flags),
-        strict=flags["strict"],
+        reading=read_reading(flags),
         blind=flags["blind_check"],
     )
     remark = silent if quiet else say_note
     if flags["videos"]:
         _ask_many(list_videos(flags["videos"]), request, form, remark, flags)
         return
-    opened = open_sources(files)
-    with progress(quiet) as report:
-        apollo = _load(flags, report)
-        memories = watch(apollo, opened, request, report)
+    with start_reader(request.reading) as reader:
+        opened = open_sources(files, request.reading, reader)
+        with progress(quiet) as report:
+            apollo = _load(flags, reader, report)
+            memories = watch(apollo, opened, request, report)
     introduce(apollo, memories, remark)
     streamed = form == "text" and flags["output"] is None
     rows = list(answer_all(apollo, memories, request, remark, stream_text=streamed))
@@ -83,10 +96,11 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         _put(text, flags["output"])
 
 
-def _load(flags: dict[str, Any], report: Any) -> Apollo:
+def _load(flags: dict[str, Any], reader: GuardedReader, report: Any) -> Apollo:
     from apollo_cli.engine import load
 
-    return load(**read_model(flags), use_cache=not flags["no_cache"], on_progress=report)
+    use_cache = not flags["no_cache"]
+    return load(**read_model(flags), use_cache=use_cache, reader=reader, on_progress=report)
 
 
 def _ask_many(
@@ -97,15 +111,16 @@ def _ask_many(
         raise UsageError(f"--videos -o {output} --format {form}", "allowed is --format jsonl")
     if form == "text":
         raise UsageError("--videos --format text", "allowed are jsonl, csv, srt and md")
-    apollo = _load(flags, lambda stage, done, total: None)
-    introduce(apollo, [], remark)
-    if output is None:
-        write_rows(run_batch(apollo, videos, request, set(), remark), writer_for(form), sys.stdout)
-        return
-    done = answered(output)
-    keep_whole_lines(output)
-    with output.open("a", encoding="utf-8") as file:
-        write_rows(run_batch(apollo, videos, request, done, remark), writer_for(form), file)
+    with start_reader(request.reading) as reader:
+        apollo = _load(flags, reader, no_report)
+        introduce(apollo, [], remark)
+        if output is None:
+            rows = run_batch(apollo, videos, request, set(), remark)
+            write_rows(rows, writer_for(form), sys.stdout)
+            return
+        rows = run_batch(apollo, videos, request, answered(output), remark)
+        with open_rows(output) as file:
+            write_rows(rows, writer_for(form), file)
 
 
 def _put(text: str, output: Path | None) -> None:

@@ -10,12 +10,13 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 
 if TYPE_CHECKING:
     from apollo_cli.answer import Answer
     from apollo_cli.engine import Apollo
-    from apollo_cli.video.probe import VideoInfo
+    from apollo_cli.video.guard import GuardedReader
+    from apollo_cli.video.info import VideoInfo
     from apollo_cli.video_memory import VideoMemory
 
 Remark = Callable[[str], None]
@@ -27,7 +28,7 @@ class Request:
 
     Attributes:
         questions: at least one. choices: options that are scored, or none.
-        sampling, options: as the flags say. strict: a damaged picture is an error.
+        sampling, reading, options: as the flags say.
         blind: whether each answer is checked against one without the video.
     """
 
@@ -35,17 +36,18 @@ class Request:
     choices: tuple[str, ...]
     sampling: SamplingOptions
     options: GenerationOptions
-    strict: bool
+    reading: ReadingOptions
     blind: bool
 
 
-def open_sources(files: list[str]) -> list[VideoInfo | str]:
+def open_sources(
+    files: list[str], reading: ReadingOptions, reader: GuardedReader
+) -> list[VideoInfo | str]:
     """Look at files before a model is loaded: what is wrong with them is told at once.
 
     Files of ``apollo remember`` stay names, since only their model can say whether they fit.
     """
     from apollo_cli.memory_record import SUFFIX, read_record
-    from apollo_cli.video.probe import probe
 
     seen: list[VideoInfo | str] = []
     for file in files:
@@ -53,8 +55,18 @@ def open_sources(files: list[str]) -> list[VideoInfo | str]:
             read_record(Path(file))
             seen.append(file)
         else:
-            seen.append(probe(file))
+            info = reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
+            seen.append(info)
     return seen
+
+
+def start_reader(reading: ReadingOptions) -> GuardedReader:
+    """A reader in a child process, within the limits that the flags give."""
+    from apollo_cli.video.guard import GuardedReader
+    from apollo_cli.video.limits import Limits
+
+    limits = Limits(max_pixels=reading.max_pixels, max_seconds=reading.max_hours * 3600)
+    return GuardedReader(limits=limits)
 
 
 def watch(
@@ -69,7 +81,7 @@ def watch(
         sources,
         request.sampling,
         reserve_tokens=longest + request.options.max_new_tokens,
-        strict=request.strict,
+        reading=request.reading,
         on_progress=report,
     )
 

@@ -57,14 +57,20 @@ def answered(output: Path) -> set[tuple[str, str]]:
     return done
 
 
-def keep_whole_lines(output: Path) -> None:
-    """Cut off a last line that was stopped half-way."""
-    if not output.is_file():
-        return
-    content = output.read_bytes()
-    whole = content[: content.rfind(b"\n") + 1]
-    if len(whole) < len(content):
-        output.write_bytes(whole)
+def open_rows(output: Path) -> TextIO:
+    """Open a file of rows to go on with; a last line that was stopped half-way is cut off.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    try:
+        content = output.read_bytes() if output.is_file() else b""
+        whole = content[: content.rfind(b"\n") + 1]
+        if len(whole) < len(content):
+            output.write_bytes(whole)
+        return output.open("a", encoding="utf-8")
+    except OSError as error:
+        raise UsageError(f"-o {output} cannot be written ({error.strerror})") from error
 
 
 def run_batch(
@@ -82,7 +88,8 @@ def run_batch(
         remark(f"{number} of {len(videos)}: {Path(video).name}")
         rest = replace(request, questions=tuple(left))
         try:
-            memories = watch(apollo, open_sources([video]), rest, _no_report)
+            sources = open_sources([video], rest.reading, apollo.watcher.reader)
+            memories = watch(apollo, sources, rest, no_report)
             for row in answer_all(apollo, memories, rest, remark, stream_text=False):
                 yield {"video": video, **row}
         except ApolloError as error:
@@ -113,5 +120,5 @@ def write_rows(
         )
 
 
-def _no_report(stage: str, done: int, total: int) -> None:
+def no_report(stage: str, done: int, total: int) -> None:
     """Say nothing: a batch tells the number of the video instead."""

@@ -9,14 +9,16 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import introduce
+from apollo_cli.commands.asking import introduce, start_reader
 from apollo_cli.commands.options import (
     Moment,
     generation_flags,
     model_flags,
     read_generation,
     read_model,
+    read_reading,
     read_sampling,
+    reading_flags,
     sampling_flags,
 )
 from apollo_cli.commands.output import progress, say_note
@@ -40,6 +42,7 @@ HELP = """\
 @click.option("--continue", "go_on", is_flag=True, help="Go on with the last talk.")
 @model_flags
 @sampling_flags
+@reading_flags
 @generation_flags
 def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     """Talk about a video in the terminal.
@@ -49,12 +52,13 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     """
     if go_on and files:
         raise UsageError(f"--continue and {files[0]!r}", "allowed is one of the two")
-    sampling, options = read_sampling(flags), read_generation(flags)
+    sampling, options, reading = read_sampling(flags), read_generation(flags), read_reading(flags)
     from apollo_cli.conversation import Conversation, last_talk
     from apollo_cli.engine import load
 
     with progress() as report:
-        talk = Conversation(load(**read_model(flags), on_progress=report), options, sampling)
+        apollo = load(**read_model(flags), reader=start_reader(reading), on_progress=report)
+        talk = Conversation(apollo, options, sampling, reading)
         if go_on:
             talk.restore(last_talk(), report)
         elif files:

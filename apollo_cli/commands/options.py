@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import re
 from collections.abc import Callable
+from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
 
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -66,7 +67,28 @@ sampling_flags = _flags(
         default="repeat",
         help="What a video shorter than one clip does with its frames.",
     ),
+)
+
+reading_flags = _flags(
+    click.option("--stream", type=int, help="Number of the picture stream in the file."),
+    click.option(
+        "--decoder",
+        type=click.Choice(["pyav", "decord"]),
+        default="pyav",
+        help="Who decodes the pictures.",
+    ),
+    click.option("--fast", is_flag=True, help="Key pictures only: cheap, and approximate."),
     click.option("--strict", is_flag=True, help="A damaged picture is an error, not a note."),
+    click.option("--image-fps", type=float, help="A folder of images is a video at this rate."),
+    click.option("--subtitles", default="none", help="none, auto or a file (srt, vtt, ass)."),
+    click.option(
+        "--subtitle-style",
+        type=click.Choice(["listed", "interleaved"]),
+        default="listed",
+        help="Before the question, or with the clips.",
+    ),
+    click.option("--max-pixels", type=int, default=1 << 26, help="Largest picture to open."),
+    click.option("--max-hours", type=float, default=24.0, help="Longest video to open."),
 )
 
 generation_flags = _flags(
@@ -95,14 +117,23 @@ def read_sampling(flags: dict[str, Any]) -> SamplingOptions:
     )
 
 
+def read_reading(flags: dict[str, Any]) -> ReadingOptions:
+    """Put the flags of ``reading_flags`` into their places.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    return ReadingOptions(**{field.name: flags[field.name] for field in fields(ReadingOptions)})
+
+
 def read_generation(flags: dict[str, Any]) -> GenerationOptions:
     """Put the flags of ``generation_flags`` into their places.
 
     Raises:
         UsageError: a value is out of its range.
     """
-    fields = ("max_new_tokens", "temperature", "top_p", "seed", "repetition_penalty")
-    return GenerationOptions(**{field: flags[field] for field in fields})
+    own = fields(GenerationOptions)
+    return GenerationOptions(**{field.name: flags[field.name] for field in own})
 
 
 def read_model(flags: dict[str, Any]) -> dict[str, Any]:

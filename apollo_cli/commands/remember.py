@@ -8,7 +8,15 @@ from typing import Any
 
 import click
 
-from apollo_cli.commands.options import model_flags, read_model, read_sampling, sampling_flags
+from apollo_cli.commands.asking import start_reader
+from apollo_cli.commands.options import (
+    model_flags,
+    read_model,
+    read_reading,
+    read_sampling,
+    reading_flags,
+    sampling_flags,
+)
 from apollo_cli.commands.output import format_bytes, progress, say_note, write_json, write_table
 from apollo_cli.errors import UsageError
 
@@ -18,6 +26,7 @@ from apollo_cli.errors import UsageError
 @click.option("-o", "--output", type=Path, help="File to write. Default: VIDEO with .apollo.")
 @model_flags
 @sampling_flags
+@reading_flags
 def remember(video: str, output: Path | None, **flags: Any) -> None:
     """Watch all of a video once and keep what the model saw in a file.
 
@@ -31,17 +40,13 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
         raise UsageError(f"-o {output}", f"a name that ends in {SUFFIX} is needed")
     if not target.parent.is_dir():
         raise UsageError(f"-o {output}", next_step=f"make the folder {target.parent} first")
-    sampling = read_sampling(flags)
-    from apollo_cli.video.probe import probe
+    sampling, reading = read_sampling(flags), read_reading(flags)
+    with start_reader(reading) as reader, progress() as report:
+        info = reader.probe(video, stream=reading.stream)
+        from apollo_cli.engine import load
 
-    info = probe(video)
-    if info.kind == "image":
-        raise UsageError(f"{info.path.name} is an image", "only videos are remembered")
-    from apollo_cli.engine import load
-
-    with progress() as report:
-        apollo = load(**read_model(flags), use_cache=False, on_progress=report)
-        memory = apollo.remember(info, target, sampling, strict=flags["strict"], on_progress=report)
+        apollo = load(**read_model(flags), use_cache=False, reader=reader, on_progress=report)
+        memory = apollo.remember(info, target, sampling, reading=reading, on_progress=report)
     for note in memory.notes:
         say_note(f"{info.path.name}: {note}")
     size = format_bytes(target.stat().st_size)

@@ -71,12 +71,14 @@ class VisualPart:
         duration_seconds: length of the whole video, also when only a window was looked at.
         is_image: an image is one clip without words.
         clip_seconds: length of a clip where it differs from the checkpoint's.
+        words: what is said during each clip, where subtitles are interleaved; else empty.
     """
 
     spans: tuple[tuple[float, float], ...]
     duration_seconds: float
     is_image: bool = False
     clip_seconds: float | None = None
+    words: tuple[str, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -144,18 +146,23 @@ class PromptBuilder:
         """The text in front of each clip of one video or image."""
         if part.is_image:
             return [""] * len(part.spans)
-        words = number_words(len(part.spans))
+        count = number_words(len(part.spans))
         seconds = self.clip_seconds if part.clip_seconds is None else part.clip_seconds
         header = (
-            f"You are provided the following series of {words}, {seconds} second clips "
+            f"You are provided the following series of {count}, {seconds} second clips "
             f"from a {timedelta(seconds=part.duration_seconds)} [H:MM:SS] video.\n"
         )
+        words = part.words or ("",) * len(part.spans)
         labels = [
-            f"{round(start, 1)}-{round(end, 1)} seconds: " if self.labelled else ""
-            for start, end in part.spans
+            self._label(start, end, said)
+            for (start, end), said in zip(part.spans, words, strict=True)
         ]
         between = ",\n" if self.labelled else ""
         return [header + labels[0]] + [between + label for label in labels[1:]]
+
+    def _label(self, start: float, end: float, said: str) -> str:
+        quoted = f'"{said}" ' if said else ""
+        return f"{round(start, 1)}-{round(end, 1)} seconds: {quoted}" if self.labelled else quoted
 
     def prefix_ids(self, parts: Sequence[VisualPart]) -> list[int]:
         """Ids from the start to the last visual token: what all questions of a video share.
@@ -170,23 +177,35 @@ class PromptBuilder:
         visual = [VISUAL_ID] * self.tokens_per_clip
         return [i for ids in self.tokenizer.encode_many(texts) for i in (*ids, *visual)]
 
-    def suffix_text(self, question: str, history: Sequence[Turn] = (), visual: bool = True) -> str:
-        """Text behind the last visual token (or the whole prompt, without ``visual``)."""
-        turns = [*history, Turn(question, "")]
-        text = "\n\n" if visual else self.template.opening
-        for number, turn in enumerate(turns):
-            last = number == len(turns) - 1
-            answer = (
-                "" if last else self.template.answer_lead + turn.answer + self.template.turn_end
-            )
-            text += turn.question + self.template.question_end + answer
-        return text
+    def suffix_text(
+        self,
+        question: str,
+        history: Sequence[Turn] = (),
+        visual: bool = True,
+        preamble: str = "",
+    ) -> str:
+        """Text behind the last visual token (or the whole prompt, without ``visual``).
+
+        Args:
+            preamble: stands before the first question, such as listed subtitles.
+        """
+        words = self.template
+        past = "".join(
+            turn.question + words.question_end + words.answer_lead + turn.answer + words.turn_end
+            for turn in history
+        )
+        lead = "\n\n" if visual else words.opening
+        return lead + preamble + past + question + words.question_end
 
     def suffix_ids(
-        self, question: str, history: Sequence[Turn] = (), visual: bool = True
+        self,
+        question: str,
+        history: Sequence[Turn] = (),
+        visual: bool = True,
+        preamble: str = "",
     ) -> list[int]:
         """Ids behind the last visual token, up to where the answer starts."""
-        return self.tokenizer.encode(self.suffix_text(question, history, visual))
+        return self.tokenizer.encode(self.suffix_text(question, history, visual, preamble))
 
     def answer_ids(self, answer: str) -> list[int]:
         """Ids that a model should write for an answer, its end token last (for training)."""
