@@ -38,6 +38,14 @@ class LazyCommand:
 COMMANDS = {
     "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
     "chat": LazyCommand("apollo_cli.commands.chat:chat", "Talk about a video in the terminal."),
+    "check": LazyCommand(
+        "apollo_cli.commands.check:check",
+        "Tell which video files can be trusted, and what is odd about the others.",
+    ),
+    "frames": LazyCommand(
+        "apollo_cli.commands.frames:frames",
+        "Write the pictures that the model sees, each with its real time in its name.",
+    ),
     "remember": LazyCommand(
         "apollo_cli.commands.remember:remember",
         "Watch all of a video once and keep what the model saw in a file.",
@@ -45,6 +53,10 @@ COMMANDS = {
     "cache": LazyCommand(
         "apollo_cli.commands.remember:cache",
         "List and clear the memories that are found again by themselves.",
+    ),
+    "plan": LazyCommand(
+        "apollo_cli.commands.plan:plan",
+        "Show what a video takes, before anything is fetched or loaded.",
     ),
     "models": LazyCommand(
         "apollo_cli.commands.models:models", "List, fetch, inspect, verify and remove models."

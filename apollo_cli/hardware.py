@@ -6,6 +6,8 @@ import importlib
 import importlib.metadata
 import importlib.util
 import re
+import shutil
+import subprocess
 from dataclasses import dataclass
 
 from apollo_cli.errors import DeviceError
@@ -140,10 +142,7 @@ def _pick_dtype(
     device: str, capability: tuple[int, int] | None, requested: str | None
 ) -> tuple[str, str]:
     if requested is not None:
-        name = DTYPES.get(requested.removeprefix("torch."))
-        if name is None:
-            allowed = ", ".join(["auto", *sorted(set(DTYPES.values()))])
-            raise DeviceError(f"dtype {requested[:40]!r}", f"allowed are {allowed}")
+        name = dtype_name(requested)
         if name == "bfloat16" and not _has_bfloat16(device, capability):
             raise DeviceError(f"dtype bfloat16: {device} has none", "", "use float16 or float32")
         return name, f"dtype {name}: asked for"
@@ -219,6 +218,38 @@ def list_devices() -> list[DeviceInfo]:
         devices.append(DeviceInfo("mps", "GPU of this Mac, sharing its memory"))
     devices.append(DeviceInfo("cpu", f"{torch.get_num_threads()} threads", *host_memory_bytes()))
     return devices
+
+
+def dtype_name(word: str) -> str:
+    """The full name of a dtype such as ``bf16``.
+
+    Raises:
+        DeviceError: there is none of that name.
+    """
+    name = DTYPES.get(word.removeprefix("torch."))
+    if name is None:
+        allowed = ", ".join(["auto", *sorted(set(DTYPES.values()))])
+        raise DeviceError(f"dtype {word[:40]!r}", f"allowed are {allowed}")
+    return name
+
+
+def driver_gpus() -> list[DeviceInfo]:
+    """GPUs that NVIDIA's own tool lists, without torch; empty where there is no such tool."""
+    tool = shutil.which("nvidia-smi")
+    if tool is None:
+        return []
+    wanted = ("--query-gpu=name,memory.total,memory.free", "--format=csv,noheader,nounits")
+    try:
+        shown = subprocess.run(
+            [tool, *wanted], capture_output=True, text=True, check=True, timeout=20
+        ).stdout
+        rows = [line.rsplit(",", 2) for line in shown.splitlines() if line.strip()]
+        return [
+            DeviceInfo(f"cuda:{i}", name.strip(), int(total) * 2**20, int(free) * 2**20)
+            for i, (name, total, free) in enumerate(rows)
+        ]
+    except (OSError, subprocess.SubprocessError, ValueError):
+        return []
 
 
 def host_memory_bytes() -> tuple[int | None, int | None]:

@@ -1,0 +1,352 @@
+"""``apollo plan``: what a question about a video takes, before anything is fetched or loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import asdict, dataclass
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from apollo_cli.commands.options import read_sampling, sampling_flags
+from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.errors import ApolloError, FitError
+
+if TYPE_CHECKING:
+    from apollo_cli.fit import Run, TokenDemand
+    from apollo_cli.model.config import NetworkConfig
+    from apollo_cli.planning import Planner
+    from apollo_cli.video.probe import VideoInfo
+    from apollo_cli.video.sampler import ClipPlan
+    from apollo_cli.weights.bits import QuantKind
+
+CARDS_GB = (8, 12, 16, 24)
+# Cards are sold in GiB, and a driver and a desktop keep a part.
+CARD_SHARE = 0.95
+
+
+@dataclass(frozen=True)
+class Subject:
+    """A model that is planned for.
+
+    Attributes:
+        name: of the model. planner: counts its clips and tokens.
+        local: whether its files are here, so that nothing is assumed.
+        assumed: what is not known of its shape, in words.
+    """
+
+    name: str
+    planner: Planner
+    local: bool
+    assumed: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Machine:
+    """Where a model would run here.
+
+    Attributes:
+        device: ``cuda`` or ``cpu``. name: of the product. free_bytes: None when not known.
+        dtype: that a run would have.
+    """
+
+    device: str
+    name: str
+    free_bytes: int | None
+    dtype: str
+
+
+@dataclass(frozen=True)
+class Demand:
+    """What the videos ask of one model.
+
+    Attributes:
+        clips: that its context holds. fewest: one for each video.
+        tokens_of: tokens of a number of clips.
+    """
+
+    clips: int
+    fewest: int
+    tokens_of: Callable[[int], TokenDemand]
+
+
+@click.command()
+@click.argument("videos", nargs=-1, required=True, metavar="VIDEO...")
+@click.option(
+    "--model", "models", multiple=True, help="Plan for this model; may be repeated. Default: all."
+)
+@click.option("--dtype", help="bfloat16, float16 or float32. Default: the machine's best.")
+@click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens.")
+@click.option("--json", "as_json", is_flag=True, help="Write JSON.")
+@sampling_flags
+def plan(
+    videos: tuple[str, ...],
+    models: tuple[str, ...],
+    *,
+    dtype: str | None,
+    max_new_tokens: int,
+    as_json: bool,
+    **flags: Any,
+) -> None:
+    """Show what a video takes, before anything is fetched or loaded.
+
+    For each model and precision: how much of the video is seen, tokens, the peak of memory, and
+    whether it fits this machine and cards of 8, 12, 16 and 24 GB. A number of clips instead of
+    "yes" says how many of them fit.
+
+    All of it is arithmetic on the headers of files. What is assumed is said.
+    """
+    from apollo_cli.planning import QUESTION_RESERVE
+    from apollo_cli.video.probe import probe
+
+    sampling = read_sampling(flags)
+    answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
+    infos = [probe(video) for video in videos]
+    machine = find_machine(dtype)
+    reserve = (QUESTION_RESERVE, answer)
+    found = [_examine(s, infos, sampling, reserve, machine) for s in find_subjects(models)]
+    if as_json:
+        write_json(
+            {"videos": list(map(_video, infos)), "machine": asdict(machine), "models": found}
+        )
+        return
+    for info in infos:
+        say_note(f"{info.path.name}: {_length(info)}")
+    for text in _remarks(found, machine):
+        say_note(text)
+    headings = ["MODEL", "PRECISION", "CLIPS", "TOKENS", "SEEN", "PEAK", "PEAK HERE", "HERE"]
+    headings += [f"{size} GB" for size in CARDS_GB]
+    write_table(headings, [row for model in found for row in _rows(model)])
+
+
+def find_subjects(names: tuple[str, ...]) -> Iterator[Subject]:
+    """The named models, or all that are known; one whose files are broken is left out and said.
+
+    Raises:
+        WeightsError: a named model is unknown, broken, or of a shape that is not known.
+    """
+    from apollo_cli.weights.registry import known_models
+
+    for name in names or known_models():
+        try:
+            yield _subject(name)
+        except ApolloError as error:
+            if names:
+                raise
+            say_note(f"{name} is left out: {error.message}")
+
+
+def _subject(name: str) -> Subject:
+    from apollo_cli.errors import WeightsError
+    from apollo_cli.model.prompt import PromptBuilder
+    from apollo_cli.model.token_estimate import PieceCounter
+    from apollo_cli.model.tokenizer import load_tokenizer
+    from apollo_cli.planning import Planner
+    from apollo_cli.weights.checkpoint import read_checkpoint
+    from apollo_cli.weights.network import build_network_config
+    from apollo_cli.weights.registry import resolve
+    from apollo_cli.weights.shapes import released_network
+    from apollo_cli.weights.store import find_local
+
+    source = resolve(name)
+    folder = find_local(source)
+    if folder is not None:
+        config, assumed = build_network_config(read_checkpoint(folder)), ()
+        tokenizer = load_tokenizer(folder / "llm")
+    elif source.entry is not None:
+        network = released_network(source.entry)
+        config, tokenizer = network.config, PieceCounter()
+        assumed = (*network.assumed, "a label of a clip taken as the pieces of its text")
+    else:
+        raise WeightsError(
+            f"the shape of {source.name} is not known",
+            next_step=f"fetch it first: apollo models pull {source.name}",
+        )
+    prompts = PromptBuilder(
+        tokenizer,
+        config.clip_seconds,
+        config.visual_tokens_per_clip,
+        config.template,
+        labelled=config.connector.integration in ("timestamps", "both"),
+    )
+    return Subject(source.name, Planner(config, prompts), folder is not None, assumed)
+
+
+def find_machine(dtype: str | None) -> Machine:
+    """What a run would use here, without loading torch.
+
+    Raises:
+        DeviceError: the dtype is unknown.
+    """
+    from apollo_cli.hardware import driver_gpus, dtype_name, host_memory_bytes
+
+    gpus = driver_gpus()
+    wanted = dtype_name(dtype) if dtype else None
+    if gpus:
+        return Machine("cuda", gpus[0].name, gpus[0].free_bytes, wanted or "bfloat16")
+    return Machine("cpu", "this CPU", host_memory_bytes()[1], wanted or "float32")
+
+
+def _examine(
+    subject: Subject,
+    infos: list[VideoInfo],
+    sampling: SamplingOptions,
+    reserve: tuple[int, int],
+    machine: Machine,
+) -> dict[str, Any]:
+    from apollo_cli.fit import TokenDemand, precisions
+    from apollo_cli.spoken import Spoken
+
+    planner = subject.planner
+    question, answer = reserve
+    plans = planner.plan(infos, sampling, question + answer)
+    parts = [planner.part(i, p, Spoken()) for i, p in zip(infos, plans, strict=True)]
+    clips = sum(map(len, plans))
+    visual = clips * planner.config.visual_tokens_per_clip
+    text = len(planner.prompts.prefix_ids(parts)) - visual
+
+    def tokens_of(count: int) -> TokenDemand:
+        labels = -(-text * count // clips)
+        return TokenDemand(count * planner.config.visual_tokens_per_clip, labels + question, answer)
+
+    demand = Demand(clips, len(infos), tokens_of)
+    return {
+        "name": subject.name,
+        "local": subject.local,
+        "assumed": list(subject.assumed),
+        "clips": clips,
+        "tokens": {
+            "visual": visual,
+            "text": text,
+            "question": question,
+            "answer": answer,
+            "context": planner.config.context,
+            "exact": subject.local,
+        },
+        "videos": [_seen(info, plan) for info, plan in zip(infos, plans, strict=True)],
+        "precisions": [
+            _precision(machine, planner.config, quant, demand) for quant in precisions()
+        ],
+    }
+
+
+def _precision(
+    machine: Machine, config: NetworkConfig, quant: QuantKind | None, demand: Demand
+) -> dict[str, Any]:
+    from apollo_cli.fit import Run, estimate_memory, precision_name
+
+    tokens = demand.tokens_of(demand.clips)
+    card = Run(config, "cuda", "bfloat16")
+    here = Run(config, machine.device, machine.dtype)
+    on_card = estimate_memory(card, card.settings(demand.clips, quant), tokens)
+    at_home = estimate_memory(here, here.settings(demand.clips, quant), tokens)
+    sizes = {str(size): int(size * 2**30 * CARD_SHARE) for size in CARDS_GB}
+    return {
+        "precision": precision_name(quant, card.dtype),
+        "peak_bytes": on_card.peak,
+        "memory": asdict(on_card),
+        "here": {
+            "precision": precision_name(quant, here.dtype),
+            "peak_bytes": at_home.peak,
+            "memory": asdict(at_home),
+            "fit": _fit(here, machine.free_bytes, quant, demand),
+        },
+        "cards": {size: _fit(card, free, quant, demand) for size, free in sizes.items()},
+    }
+
+
+def _fit(
+    run: Run, free_bytes: int | None, quant: QuantKind | None, demand: Demand
+) -> dict[str, Any] | None:
+    """What fits at one precision; None where the memory is not known."""
+    from apollo_cli.fit import ladder
+
+    if free_bytes is None:
+        return None
+    wanted = run.settings(demand.clips, quant)
+    try:
+        fitted = ladder(
+            run,
+            wanted,
+            free_bytes,
+            demand.tokens_of,
+            kinds=(quant,),
+            fewest_clips=demand.fewest,
+        )
+    except FitError:
+        return {"clips": 0, "all": False, "given_up": [], "peak_bytes": None}
+    return {
+        "clips": fitted.settings.clips,
+        "all": fitted.settings.clips == demand.clips,
+        "given_up": list(fitted.given_up),
+        "peak_bytes": fitted.estimate.peak,
+    }
+
+
+def _video(info: VideoInfo) -> dict[str, Any]:
+    return {
+        "path": str(info.path),
+        "kind": info.kind,
+        "duration_seconds": info.duration_seconds,
+        "frames": info.frame_count,
+    }
+
+
+def _seen(info: VideoInfo, plan: ClipPlan) -> dict[str, Any]:
+    return {
+        "path": str(info.path),
+        "clips": len(plan),
+        "coverage": plan.coverage,
+        "words": plan.describe(),
+    }
+
+
+def _length(info: VideoInfo) -> str:
+    if info.kind == "image":
+        return "an image"
+    minutes, seconds = divmod(info.duration_seconds, 60)
+    return f"{int(minutes)}:{seconds:04.1f} minutes, {info.frame_count} frames"
+
+
+def _rows(model: dict[str, Any]) -> Iterator[list[str]]:
+    tokens = model["tokens"]
+    about = "" if tokens["exact"] else "about "
+    used = about + str(tokens["visual"] + tokens["text"])
+    shares = [f"{video['coverage']:.0%}" for video in model["videos"]]
+    for row in model["precisions"]:
+        here = row["here"]
+        yield [
+            model["name"],
+            row["precision"],
+            str(model["clips"]),
+            used,
+            ", ".join(shares),
+            format_bytes(row["peak_bytes"]),
+            format_bytes(here["peak_bytes"]),
+            _cell(here["fit"]),
+            *(_cell(fit) for fit in row["cards"].values()),
+        ]
+
+
+def _cell(fit: dict[str, Any] | None) -> str:
+    if fit is None:
+        return "unknown"
+    if fit["all"]:
+        return "yes"
+    return f"{fit['clips']} clips" if fit["clips"] else "no"
+
+
+def _remarks(models: list[dict[str, Any]], machine: Machine) -> Iterator[str]:
+    free = format_bytes(machine.free_bytes)
+    yield f"here is {machine.name} with {free} free, in {machine.dtype}; cards run in bfloat16"
+    for model in models:
+        for video in model["videos"]:
+            yield f"{model['name']} of {video['path'].rpartition('/')[2]}: {video['words']}"
+    for words in dict.fromkeys("; ".join(m["assumed"]) for m in models if m["assumed"]):
+        names = [model["name"] for model in models if "; ".join(model["assumed"]) == words]
+        yield f"assumed of {', '.join(names)}: {words}"
+    yield (
+        f"a card is counted with {CARD_SHARE:.0%} of its GiB, and "
+        "CUDA itself with an assumed 0.6 GB"
+    )

@@ -1,0 +1,255 @@
+"""The arithmetic of memory against networks that are built, and against a measured peak."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apollo_cli.errors import FitError
+from apollo_cli.fit import (
+    Run,
+    Settings,
+    TokenDemand,
+    estimate_memory,
+    ladder,
+    precisions,
+    step_down,
+    weights_bytes,
+)
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.config import NetworkConfig
+from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
+from apollo_cli.weights.bits import KINDS, fits_quantisation, quantised_bytes
+from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.load import load_model, parameters_on_meta
+from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.registry import known_models
+from apollo_cli.weights.shapes import released_network
+from benchmarks import random_checkpoint
+from benchmarks.random_checkpoint import Shape
+from tests import tiny
+from tests.tiny import Tiny
+
+ROOT = Path(__file__).parent.parent
+GIGABYTE = 10**9
+
+
+def released(name: str) -> NetworkConfig:
+    return released_network(known_models()[name]).config
+
+
+def tokens_of(clips: int) -> TokenDemand:
+    return TokenDemand(visual=32 * clips, text=100 + 17 * clips, answer=256)
+
+
+@pytest.fixture
+def run() -> Run:
+    return Run(released("apollo-3b"), "cuda", "bfloat16")
+
+
+@pytest.mark.parametrize(
+    "variant",
+    [
+        Tiny(),
+        Tiny(tied=True),
+        Tiny(tubelet=2, projector_layers=1, resampler_depth=1),
+        Tiny(resampler="conv2d_avg", integration="both"),
+        Tiny(resampler="avg", integration="start_end"),
+    ],
+)
+def test_counted_values_equal_those_of_the_network(tmp_path: Path, variant: Tiny):
+    config = build_network_config(read_checkpoint(tiny.save(tmp_path / "c", variant)))
+    check_values(config)
+
+
+@pytest.mark.parametrize("name", ["apollo-1.5b", "apollo-3b", "apollo-7b"])
+def test_counted_values_equal_those_of_the_released_shapes(name: str):
+    check_values(released(name))
+
+
+def check_values(config: NetworkConfig) -> None:
+    with parameters_on_meta():
+        network = ApolloModel(config)
+    network.llm.tie_weights()
+
+    def held(part) -> int:
+        return sum(p.numel() for p in part.parameters())
+
+    assert [encoder_values(e) for e in config.encoders] == list(map(held, network.encoders))
+    assert connector_values(config.connector) == held(network.connector)
+    assert llm_sizes(config.llm).values == held(network.llm)
+
+
+@pytest.mark.parametrize(
+    ("name", "billions"), [("apollo-1.5b", 1.54), ("apollo-3b", 3.09), ("apollo-7b", 7.62)]
+)
+def test_released_language_models_have_their_published_size(name: str, billions: float):
+    values = llm_sizes(released(name).llm).values
+    assert values / GIGABYTE == pytest.approx(billions, abs=0.005)
+
+
+@pytest.mark.parametrize(
+    ("name", "kib"), [("apollo-1.5b", 28), ("apollo-3b", 36), ("apollo-7b", 56)]
+)
+def test_keys_and_values_of_a_token_take_what_the_shapes_say(name: str, kib: int):
+    assert 2 * llm_sizes(released(name).llm).kv_values_per_token == kib * 1024
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_quantised_weights_take_the_memory_that_is_counted(tmp_path: Path, kind):
+    pytest.importorskip("bitsandbytes", reason="the extra [quant] is not installed")
+    from apollo_cli.weights.quantize import packed_tensors, report_of
+
+    source = random_checkpoint.save(tmp_path / "c", Shape(llm_width=256, llm_hidden=512))
+    model, _ = load_model(source, quant=kind)
+    report = report_of(model.llm)
+    assert report is not None
+    assert report.whole == ()
+    for name in report.layers:
+        layer: Any = model.llm.get_submodule(name)
+        held = sum(tensor.nbytes for tensor in packed_tensors(layer).values())
+        rows, columns = layer.out_features, layer.in_features
+        # A few bytes more describe each weight.
+        assert 0 <= held - quantised_bytes(kind, rows, columns) < 256
+
+
+def test_widths_that_cannot_be_quantised_count_whole():
+    assert [w for w in (32, 64, 96, 4304) if fits_quantisation("4bit", w)] == [64]
+    assert [w for w in (3, 4, 64) if fits_quantisation("8bit", w)] == [4, 64]
+
+
+def test_fewer_bits_and_fewer_clips_take_less(run: Run):
+    sizes = [weights_bytes(run, quant) for quant in precisions()]
+    assert sizes == sorted(sizes, reverse=True)
+    few, many = (estimate_memory(run, run.settings(n), tokens_of(n)) for n in (20, 600))
+    assert few.peak < many.peak
+    assert few.weights == many.weights
+
+
+def test_memory_that_is_enough_changes_nothing(run: Run):
+    wanted = run.settings(600)
+    fitted = ladder(run, wanted, 80 * GIGABYTE, tokens_of)
+    assert (fitted.settings, fitted.given_up) == (wanted, ())
+
+
+def test_the_ladder_gives_up_batches_then_chunks_then_bits_then_clips_and_says_so(run: Run):
+    wanted = run.settings(600)
+    enough = estimate_memory(run, wanted, tokens_of(600)).peak
+    seen = []
+    for free in range(enough, 2 * GIGABYTE, -20_000_000):
+        try:
+            fitted = ladder(run, wanted, free, tokens_of)
+        except FitError:
+            break
+        assert fitted.estimate.peak <= free
+        changed = sum(
+            getattr(fitted.settings, field) != getattr(wanted, field)
+            for field in ("encode_batch", "prefill_chunk", "quant", "clips")
+        )
+        assert len(fitted.given_up) == changed
+        seen.append((fitted.settings.quant, fitted.settings.clips))
+    kinds = [quant for quant, _ in seen]
+    assert list(dict.fromkeys(kinds)) == [None, "8bit", "4bit"]
+    assert all(clips == 600 for quant, clips in seen if quant != "4bit")
+    fewer = [clips for _, clips in seen if clips < 600]
+    assert fewer == sorted(fewer, reverse=True)
+    assert fewer[-1] < 60
+
+
+def test_a_sentence_tells_what_was_and_what_is(run: Run):
+    wanted = run.settings(600)
+    fitted = ladder(run, wanted, 7 * GIGABYTE, tokens_of)
+    text = "\n".join(fitted.given_up)
+    assert "in 4bit instead of bfloat16" in text
+    assert "at a time instead of 16" in text
+    assert f"{fitted.settings.clips} clips are looked at instead of 600" in text
+
+
+def test_precisions_that_are_not_allowed_are_not_taken(run: Run):
+    fitted = ladder(run, run.settings(600), 11 * GIGABYTE, tokens_of, kinds=(None,))
+    assert fitted.settings.quant is None
+    assert fitted.settings.clips < 600
+
+
+def test_too_little_memory_for_one_clip_is_one_clear_error(run: Run):
+    with pytest.raises(FitError, match=r"needed for the smallest run.*are free on cuda"):
+        ladder(run, run.settings(600), 2 * GIGABYTE, tokens_of)
+
+
+def test_a_run_that_was_out_of_memory_takes_one_step_down(run: Run):
+    settings = Settings(encode_batch=4, prefill_chunk=512, quant=None, clips=10)
+    taken = step_down(run, settings, "encode")
+    assert taken is not None
+    assert taken[0] == replace(settings, encode_batch=2)
+    assert taken[1].startswith("out of memory: clips are encoded 2 at a time")
+    taken = step_down(run, settings, "prefill")
+    assert taken is not None
+    assert taken[0] == replace(settings, prefill_chunk=256)
+    taken = step_down(run, taken[0], "prefill")
+    assert taken is not None
+    assert taken[0].clips == 5
+    assert step_down(run, replace(settings, encode_batch=1), "encode") is None
+
+
+MEASURED = """
+import json, sys
+sys.path.insert(0, sys.argv[1])
+import av, torch
+from transformers import DynamicCache
+from apollo_cli.fit import Run, Settings, TokenDemand, estimate_memory
+from apollo_cli.model.generate import prefill
+from apollo_cli.weights.load import load_model
+from benchmarks.memory import PeakMemory
+
+folder, quant, dtype, clips, batch = sys.argv[2:]
+quant, clips, batch = None if quant == "none" else quant, int(clips), int(batch)
+torch.set_num_threads(1)
+with torch.inference_mode(), PeakMemory() as memory:
+    model, _ = load_model(folder, dtype=getattr(torch, dtype), quant=quant)
+    tokens = []
+    for _ in range(clips // batch):
+        pixels = {
+            e.name: torch.zeros(batch, 4, 3, e.pixels.size, e.pixels.size, dtype=torch.uint8)
+            for e in model.config.encoders
+        }
+        tokens.append(model.encode_clips(pixels).flatten(0, 1))
+    visual = torch.cat(tokens)
+    ids = [-200] * len(visual) + [3] * (17 * clips)
+    prefill(model, model.embed(ids, visual), DynamicCache(config=model.llm.config))
+run = Run(model.config, "cpu", dtype)
+demand = TokenDemand(len(visual), 17 * clips, 0)
+estimate = estimate_memory(run, Settings(batch, 2048, quant, clips), demand)
+print(json.dumps([memory.peak, estimate.peak]))
+"""
+
+
+@pytest.fixture(scope="module")
+def wide(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    shape = Shape(
+        llm_width=1024,
+        llm_hidden=4096,
+        llm_layers=10,
+        vocabulary=8192,
+        video_width=352,
+        image_width=288,
+        image_side=224,
+    )
+    return random_checkpoint.save(tmp_path_factory.mktemp("wide") / "checkpoint", shape)
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(sys.platform != "linux", reason="anonymous memory is read from /proc")
+@pytest.mark.parametrize(("quant", "dtype"), [("none", "float32"), ("4bit", "bfloat16")])
+def test_the_estimate_is_within_15_percent_of_a_measured_peak(wide: Path, quant: str, dtype: str):
+    if quant != "none":
+        pytest.importorskip("bitsandbytes", reason="the extra [quant] is not installed")
+    command = [sys.executable, "-c", MEASURED, str(ROOT), str(wide), quant, dtype, "4", "4"]
+    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+    measured, estimated = json.loads(shown.stdout.splitlines()[-1])
+    assert estimated == pytest.approx(measured, rel=0.15)

@@ -1,0 +1,178 @@
+"""``apollo plan`` as a user types it: no download, no torch, nothing assumed in silence."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from apollo_cli.cli import main
+from apollo_cli.model.token_estimate import PieceCounter
+from tests import tiny
+
+ROOT = Path(__file__).parent.parent
+CASES = Path(__file__).parent / "cases"
+CLIP, MINUTE = str(CASES / "cfr30.mp4"), str(CASES / "one_key_60s.mp4")
+RELEASED = ("--model", "apollo-3b")
+
+Plan = Callable[..., tuple[int, str, str]]
+
+
+@pytest.fixture(autouse=True)
+def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
+    """No model but the embedded one is on this machine, and no GPU."""
+    monkeypatch.setattr("huggingface_hub.constants.HF_HUB_CACHE", str(tmp_path / "hub"))
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    monkeypatch.setattr("shutil.which", lambda name: None)
+
+
+@pytest.fixture
+def plan(capfd: pytest.CaptureFixture[str]) -> Plan:
+    def call(*arguments: str) -> tuple[int, str, str]:
+        code = main(["plan", *arguments])
+        written = capfd.readouterr()
+        return code, written.out, written.err
+
+    return call
+
+
+def planned(plan: Plan, *arguments: str) -> dict:
+    code, out, _ = plan(*arguments, "--json")
+    assert code == 0
+    return json.loads(out)
+
+
+def test_every_known_model_and_precision_gets_a_row(plan: Plan):
+    code, out, _ = plan(MINUTE)
+    assert code == 0
+    heading, *rows = [line.split("\t") for line in out.splitlines()]
+    assert heading[:3] == ["MODEL", "PRECISION", "CLIPS"]
+    assert heading[-4:] == ["8 GB", "12 GB", "16 GB", "24 GB"]
+    for name in ("apollo-1.5b", "apollo-3b", "apollo-7b"):
+        assert [row[1] for row in rows if row[0] == name] == ["bf16", "8bit", "4bit"]
+
+
+def test_what_is_assumed_is_said(plan: Plan):
+    _, out, err = plan(MINUTE, *RELEASED)
+    assert "assumed of apollo-3b: clips of 2 seconds" in err
+    assert "about 1" in out
+    assert "CUDA itself with an assumed 0.6 GB" in err
+
+
+def test_coverage_is_in_words(plan: Plan):
+    _, _, err = plan(MINUTE, *RELEASED)
+    assert "apollo-3b of one_key_60s.mp4: 30 clips, every moment seen" in err
+
+
+def test_json_holds_videos_machine_tokens_memory_and_cards(plan: Plan):
+    found = planned(plan, MINUTE, *RELEASED)
+    assert found["videos"][0]["duration_seconds"] == 60.0
+    assert found["machine"]["device"] == "cpu"
+    (model,) = found["models"]
+    assert model["clips"] == 30
+    assert model["tokens"]["visual"] == 30 * 32
+    assert model["tokens"]["exact"] is False
+    assert [row["precision"] for row in model["precisions"]] == ["bf16", "8bit", "4bit"]
+    row = model["precisions"][-1]
+    assert set(row["cards"]) == {"8", "12", "16", "24"}
+    parts = row["memory"]
+    assert row["peak_bytes"] >= parts["weights"] + parts["runtime"] + parts["encode"]
+
+
+def test_an_hour_fills_the_context_and_3b_in_4_bits_fits_8_gb(plan: Plan, tmp_path: Path):
+    hour = still_video(tmp_path / "hour.mp4", seconds=3600)
+    (model,) = planned(plan, str(hour), *RELEASED)["models"]
+    assert "2.0 s seen of every 5." in model["videos"][0]["words"]
+    tokens = model["tokens"]
+    used = sum(tokens[part] for part in ("visual", "text", "question", "answer"))
+    assert 32768 - 60 < used <= 32768
+    assert 630 < model["clips"] < 670
+    row = model["precisions"][-1]
+    assert row["cards"]["8"]["all"] is True
+    assert model["precisions"][0]["cards"]["8"]["all"] is False
+
+
+def still_video(path: Path, seconds: int) -> Path:
+    """A long file of few pictures: one a second, all alike."""
+    import av
+    import numpy as np
+
+    with av.open(str(path), "w") as file:
+        stream = file.add_stream("mpeg4", rate=1)
+        stream.width = stream.height = 32
+        stream.pix_fmt = "yuv420p"
+        grey = np.full((32, 32, 3), 90, np.uint8)
+        for _ in range(seconds):
+            file.mux(stream.encode(av.VideoFrame.from_ndarray(grey, format="rgb24")))
+        file.mux(stream.encode())
+    return path
+
+
+def test_a_checkpoint_on_disk_is_planned_exactly(plan: Plan, tmp_path: Path):
+    folder = tiny.save(tmp_path / "checkpoint")
+    (model,) = planned(plan, CLIP, "--model", str(folder))["models"]
+    assert model["tokens"]["exact"] is True
+    assert model["assumed"] == []
+    assert model["tokens"]["visual"] == 8 * model["clips"]
+
+
+def test_several_videos_share_the_budget(plan: Plan):
+    (model,) = planned(plan, CLIP, MINUTE, *RELEASED)["models"]
+    assert [Path(video["path"]).name for video in model["videos"]] == [
+        "cfr30.mp4",
+        "one_key_60s.mp4",
+    ]
+    assert model["clips"] == sum(video["clips"] for video in model["videos"])
+
+
+def test_the_sampling_flags_of_ask_hold(plan: Plan):
+    (model,) = planned(plan, MINUTE, *RELEASED, "--from", "10", "--to", "20")["models"]
+    assert model["clips"] == 5
+
+
+@pytest.mark.parametrize(
+    ("arguments", "code", "message"),
+    [
+        (["missing.mp4"], 3, "missing.mp4"),
+        ([CLIP, "--model", "apollo-9b"], 5, "unknown model"),
+        ([CLIP, "--model", "someone/something"], 5, "the shape of someone/something is not known"),
+        ([CLIP, "--dtype", "int3"], 6, "allowed are"),
+        ([CLIP, "--max-new-tokens", "0"], 2, "--max-new-tokens"),
+        ([CLIP, *RELEASED, "--max-new-tokens", "40000"], 4, "context"),
+        ([], 2, "VIDEO"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_clear_line(
+    plan: Plan, arguments: list[str], code: int, message: str
+):
+    found, out, err = plan(*arguments)
+    assert (found, out) == (code, "")
+    assert message in err
+
+
+def test_planning_loads_no_torch():
+    code = (
+        "import sys; from apollo_cli.cli import main; "
+        f"assert main(['plan', {CLIP!r}, '--json']) == 0; "
+        "print(sorted({'torch', 'transformers', 'bitsandbytes'} & set(sys.modules)))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], capture_output=True, text=True, check=True, cwd=ROOT
+    )
+    assert run.stdout.splitlines()[-1] == "[]"
+
+
+@pytest.mark.parametrize(
+    ("text", "tokens"),
+    [
+        (",\n12.0-13.5 seconds: ", 13),
+        (",\n1234.5-1236.0 seconds: ", 17),
+        ("What happens?", 3),
+    ],
+)
+def test_labels_are_counted_by_the_rule_that_cuts_text(text: str, tokens: int):
+    assert len(PieceCounter().encode(text)) == tokens
