@@ -18,9 +18,8 @@ from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_record import SUFFIX
-from apollo_cli.model.prompt import PromptBuilder, Turn
-from apollo_cli.model.tokenizer import load_tokenizer
-from apollo_cli.planning import Planner
+from apollo_cli.model.prompt import Turn
+from apollo_cli.planning import load_planner
 from apollo_cli.session import Session, is_looping
 from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import TokenCount
@@ -72,17 +71,9 @@ def load(
         kernel=hardware.attention,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
-    tokenizer = load_tokenizer(checkpoint.root / "llm")
-    builder = PromptBuilder(
-        tokenizer,
-        network.config.clip_seconds,
-        network.config.visual_tokens_per_clip,
-        template or network.config.template,
-        labelled=network.config.connector.integration in ("timestamps", "both"),
-    )
     watcher = Watcher(
         network,
-        Planner(network.config, builder),
+        load_planner(checkpoint, template),
         located.name,
         fingerprint(checkpoint, hardware.dtype),
         use_cache,

@@ -13,6 +13,7 @@ import numpy as np
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
+from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import largest_fitting, share_clips
 from apollo_cli.video.info import VideoInfo
@@ -23,9 +24,32 @@ from apollo_cli.video.sampler import (
     plan_clips,
     resolve_window,
 )
+from apollo_cli.weights.checkpoint import Checkpoint
+from apollo_cli.weights.network import build_network_config
 
 # Tokens kept free for a question when a video is watched before the question is known.
 QUESTION_RESERVE = 256
+
+
+def load_planner(checkpoint: Checkpoint, template: str | None = None) -> Planner:
+    """The planner of a checkpoint: its shape and its tokenizer, without its weights.
+
+    Args:
+        template: chat template; None takes the checkpoint's.
+
+    Raises:
+        WeightsError: configs or tokenizer files are missing or damaged.
+        UsageError: the template is unknown.
+    """
+    config = build_network_config(checkpoint)
+    prompts = PromptBuilder(
+        load_tokenizer(checkpoint.root / "llm"),
+        config.clip_seconds,
+        config.visual_tokens_per_clip,
+        template or config.template,
+        labelled=config.connector.integration in ("timestamps", "both"),
+    )
+    return Planner(config, prompts)
 
 
 @dataclass(frozen=True)

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-STAGES = {"load": "loading", "decode": "decoding", "encode": "encoding"}
+STAGES = {"load": "loading", "decode": "decoding", "encode": "encoding", "check": "checking"}
 
 
 def say(text: str) -> None:
