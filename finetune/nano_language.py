@@ -1,0 +1,150 @@
+"""Stages 2 and 3 of apollo-nano: connector and language model learn to answer.
+
+The loss looks at answers only. Questions about one video share its prefix.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass
+from itertools import islice
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from torch import nn
+
+from apollo_cli.finetune.nano_data import (
+    QuestionBatch,
+    Videos,
+    embed_batch,
+    lay_out,
+    pack_questions,
+    plan_batches,
+)
+from apollo_cli.finetune.nano_optim import Optimiser
+from apollo_cli.finetune.toy_questions import ask, is_right
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.prompt import PromptBuilder
+
+
+@dataclass(frozen=True)
+class LanguageStage:
+    """One stage: how long, on what, how fast.
+
+    Attributes:
+        weights: share of each kind of question. questions: on each video.
+        token_budget: tokens of a batch.
+        connector_lr: share of the rates that the connector learns with; 0 freezes it.
+        blind: visual tokens are replaced by zeros (for the text-only baseline).
+    """
+
+    name: str
+    steps: int
+    weights: dict[str, float]
+    muon_lr: float
+    adam_lr: float
+    token_budget: int = 6000
+    questions: int = 10
+    connector_lr: float = 0.0
+    blind: bool = False
+
+
+def answer_logits(
+    model: ApolloModel, videos: Videos, batch: QuestionBatch, blind: bool
+) -> tuple[torch.Tensor, torch.Tensor]:
+    """Logits (answer tokens, vocabulary) and their targets."""
+    visual = model.connector(videos.features[batch.clips].float())
+    if blind:
+        visual = torch.zeros_like(visual)
+    hidden = model.llm.model(
+        inputs_embeds=embed_batch(model, batch, visual),
+        attention_mask=batch.mask,
+        position_ids=batch.positions,
+        use_cache=False,
+    ).last_hidden_state
+    wanted = batch.targets >= 0
+    return model.llm.lm_head(hidden[wanted]), batch.targets[wanted]
+
+
+def train_language(
+    model: ApolloModel,
+    videos: Videos,
+    builder: PromptBuilder,
+    stage: LanguageStage,
+    *,
+    seed: int,
+    log: Callable[[str], None],
+    resume: dict[str, torch.Tensor] | None = None,
+    keep: Callable[[Optimiser], None] | None = None,
+    every: int = 25,
+) -> None:
+    """Train connector and language model in place.
+
+    Args:
+        resume: state of the optimiser at a stop.
+        keep: may save such a state; called after each line of ``log``.
+        every: steps between two lines of ``log``.
+    """
+    trained: dict[nn.Module, float] = {model.llm: 1.0}
+    if stage.connector_lr:
+        trained[model.connector] = stage.connector_lr
+    model.connector.requires_grad_(bool(stage.connector_lr))
+    optimiser = Optimiser(trained, stage.steps, stage.muon_lr, stage.adam_lr)
+    if resume is not None:
+        optimiser.restore(resume)
+    plan = plan_batches(
+        videos,
+        token_budget=stage.token_budget,
+        questions=stage.questions,
+        tokens_per_clip=builder.tokens_per_clip,
+        seed=seed,
+    )
+    started, running = time.monotonic(), 0.0
+    for step, (picked, asked) in enumerate(islice(plan, stage.steps)):
+        if step < optimiser.done:
+            continue
+        batch = lay_out(
+            videos, picked, stage.weights, builder, questions=stage.questions, seed=asked
+        )
+        logits, targets = answer_logits(model, videos, batch, stage.blind)
+        loss = F.cross_entropy(logits, targets)
+        optimiser.step(loss)
+        running = 0.95 * running + 0.05 * loss.item() if running else loss.item()
+        if step % every == every - 1:
+            seconds = time.monotonic() - started
+            log(f"{stage.name} {step + 1}/{stage.steps} {seconds:.0f}s loss {running:.4f}")
+            if keep is not None:
+                keep(optimiser)
+
+
+@torch.no_grad()
+def quick_accuracy(
+    model: ApolloModel,
+    videos: Videos,
+    builder: PromptBuilder,
+    kinds: tuple[str, ...],
+    *,
+    blind: bool = False,
+    per_video: int = 2,
+) -> dict[str, float]:
+    """Share of answers whose every word is right when the words before are given, by kind.
+
+    Flatters long answers a little, costs seconds, and says whether a stage has worked; the real
+    table is made by ``evaluate_nano``.
+    """
+    right: dict[str, list[bool]] = {kind: [] for kind in kinds}
+    for index, world in enumerate(videos.worlds):
+        rng = np.random.default_rng(index)
+        made = [ask(world, kind, rng) for kind in kinds for _ in range(per_video)]
+        questions = [question for question in made if question is not None]
+        batch = pack_questions(videos, [index], [questions], builder)
+        logits, targets = answer_logits(model, videos, batch, blind)
+        written = logits.argmax(-1).split([len(builder.answer_ids(q.answer)) for q in questions])
+        wanted = targets.split([len(part) for part in written])
+        for question, ids, target in zip(questions, written, wanted, strict=True):
+            text = builder.tokenizer.decode(ids.tolist())
+            fits = question.seconds is not None and is_right(question, text)
+            right[question.kind].append(fits or bool((ids == target).all()))
+    return {kind: sum(values) / max(1, len(values)) for kind, values in right.items()}
