@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from pathlib import Path
 
 import av
+import numpy as np
 from av.video.frame import PictureType
 
 from apollo_cli.video.feed import Feed
@@ -41,20 +42,6 @@ class WalkedFrame:
     frame: av.VideoFrame
 
 
-@dataclass
-class _Damage:
-    """Which packets hold pictures that can't be trusted."""
-
-    spans: list[tuple[int, int]] = field(default_factory=list)
-
-    def add(self, first: int, end: int) -> None:
-        if not self.has(first):
-            self.spans.append((first, end))
-
-    def has(self, number: int) -> bool:
-        return any(first <= number < end for first, end in reversed(self.spans))
-
-
 class Walk:
     """Fetches pictures of one stream in ascending order.
 
@@ -66,7 +53,10 @@ class Walk:
     def __init__(self, path: Path, stream_index: int, timeline: Timeline, threads: int = 1) -> None:
         self._line = timeline
         self._feed = Feed(path, stream_index, threads)
-        self._damage = _Damage(list(timeline.damaged))
+        # Which packets hold pictures that can't be trusted.
+        self._damaged = np.zeros(len(timeline.pts), dtype=bool)
+        for first, end in timeline.damaged:
+            self._damaged[first:end] = True
         self._is_running = False
         may_skip = timeline.walk in ("seek", "skip")
         self._may_skip_nonref = may_skip and self._feed.stream.codec_context.name in _SKIPS_NONREF
@@ -90,14 +80,14 @@ class Walk:
             if frame is not None:
                 yield WalkedFrame(picture, picture, frame)
             else:
-                stand_in = self._last_good or self._find_good(picture)
+                stand_in = self._neighbour(picture)
                 if stand_in is not None:
                     yield WalkedFrame(picture, *stand_in)
 
     def _bring(self, picture: int, after: int | None, wanted: set[int]) -> av.VideoFrame | None:
         frame = self._advance(picture, after, wanted)
         may_retry = self._line.walk in ("seek", "skip") and self._retries < _MOST_RETRIES
-        is_broken = self._damage.has(int(self._line.packet[picture]))
+        is_broken = self._damaged[self._line.packet[picture]]
         if frame is None and may_retry and not is_broken and self._run_up == 0:
             self._retries += 1
             self._run_up = _RUN_UP_KEYS
@@ -179,18 +169,21 @@ class Walk:
     def _take(self, frames: list[tuple[int, av.VideoFrame]], wanted: set[int]) -> list[int]:
         """Keep the wanted ones of the pictures that came out; returns all their indices."""
         came = []
-        for broken in self._feed.broken:
-            self._damage.add(broken, self._next_key(broken))
+        while self._feed.broken:
+            broken = self._feed.broken.pop()
+            self._damaged[broken : self._next_key(broken)] = True
         for number, frame in frames:
             picture = self._index_of(number)
-            if picture < 0:
+            # A file may have changed since it was probed.
+            if picture < 0 or not 0 <= number < len(self._damaged):
                 continue
             came.append(picture)
             if frame.is_corrupt:
                 # Other pictures are seldom built on a B picture.
                 is_leaf = frame.pict_type == PictureType.B
-                self._damage.add(number, number + 1 if is_leaf else self._next_key(number))
-            if self._damage.has(number):
+                end = number + 1 if is_leaf else self._next_key(number)
+                self._damaged[number:end] = True
+            if self._damaged[number]:
                 continue
             self._last_good = (picture, frame)
             if picture in wanted:
@@ -205,19 +198,26 @@ class Walk:
 
     def _next_key(self, number: int) -> int:
         keys = self._line.keys
-        later = keys[keys > number]
-        return int(later[0]) if len(later) else len(self._line.pts)
+        place = int(np.searchsorted(keys, number, side="right"))
+        return int(keys[place]) if place < len(keys) else len(self._line.pts)
 
-    def _find_good(self, picture: int) -> tuple[int, av.VideoFrame] | None:
-        """The first sound picture behind a damaged one, when none came before it."""
-        everything = set(range(picture, len(self._line.packet)))
+    def _neighbour(self, picture: int) -> tuple[int, av.VideoFrame] | None:
+        """The last sound picture before a damaged one; the next one where there is none near."""
+        line = self._line
+        number = int(line.packet[picture])
+        start = int(line.keys[max(0, int(line.key_of[picture]) - 1)])
+        known = self._last_good
+        if known is not None and int(line.packet[known[0]]) >= start:
+            return known
+        self._last_good = None
         self._restart()
-        self._move_to(int(self._line.keys[0]))
-        while self._last_good is None:
+        self._move_to(start)
+        self._set_skipping(False)
+        while self._feed.number <= number or self._last_good is None:
             packet = self._feed.read()
+            self._take(self._feed.drain() if packet is None else self._feed.decode(packet), set())
             if packet is None:
-                self._take(self._feed.drain(), everything)
                 break
-            self._take(self._feed.decode(packet), everything)
         self._restart()
+        self._last_good = self._last_good or known
         return self._last_good

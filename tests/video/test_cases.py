@@ -146,6 +146,15 @@ def test_each_damaged_picture_is_replaced_by_a_neighbour_and_counted():
     assert "75 of 240 pictures are damaged" in report.describe()
 
 
+def test_a_neighbour_is_near_also_when_only_one_picture_is_wanted():
+    info = probe(FOLDER / "bit_flips.mp4")
+    for index in (109, 152, 200):
+        (frame,) = read_frames(info, info.times[[index]])
+        mark = read_marker(frame.rgb)
+        assert mark is not None
+        assert 0 < index - mark.number < 35
+
+
 def test_strict_reading_stops_at_a_damaged_picture():
     info = probe(FOLDER / "bit_flips.mp4")
     with pytest.raises(MediaError, match=r"bit_flips.mp4: the picture at .* is damaged"):

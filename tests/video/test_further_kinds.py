@@ -286,7 +286,7 @@ def test_an_hour_is_read_in_flat_memory_and_little_time(tmp_path: Path):
         for number in range(3600 * 10):
             packet = av.Packet(second[number % 10])
             packet.pts = packet.dts = number
-            packet.time_base = Fraction(1, 10)
+            packet.duration, packet.time_base = 1, Fraction(1, 10)
             packet.is_keyframe = number % 10 == 0
             packet.stream = copy
             target.mux(packet)
