@@ -96,6 +96,18 @@ def test_an_hour_fills_the_context_and_3b_in_4_bits_fits_8_gb(plan: Plan, tmp_pa
     assert model["precisions"][0]["cards"]["8"]["all"] is False
 
 
+def test_the_table_in_the_docs_is_what_the_program_says(plan: Plan, tmp_path: Path):
+    hour = still_video(tmp_path / "hour.mp4", seconds=3600)
+    known = [word for n in ("1.5b", "3b", "7b") for word in ("--model", f"apollo-{n}")]
+    code, out, _ = plan(str(hour), *known)
+    assert code == 0
+    cells = [line.split("\t") for line in out.splitlines()[1:]]
+    rows = [f"| {' | '.join([*c[:3], c[5], *c[8:]])} |" for c in cells]
+    assert len(rows) == 9
+    table = (ROOT / "docs" / "performance.md").read_text("utf-8").splitlines()
+    assert [row for row in rows if row not in table] == []
+
+
 def still_video(path: Path, seconds: int) -> Path:
     """A long file of few pictures: one a second, all alike."""
     import av
