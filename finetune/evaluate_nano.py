@@ -118,7 +118,7 @@ def collect(model: Apollo, blind: Apollo, videos: int, per_kind: int) -> list[As
 
 def percentage(right: list[bool]) -> float:
     """Share of true values in percent; 0 for none."""
-    return round(100 * sum(right) / len(right), 1) if right else 0.0
+    return round(100 * sum(map(bool, right)) / len(right), 1) if right else 0.0
 
 
 def best_constant(rows: list[Asked]) -> float:

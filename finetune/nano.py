@@ -256,4 +256,6 @@ def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float
         tensors = {
             key: value.detach().to(dtype).contiguous() for key, value in module.named_parameters()
         }
-        save_file(tensors, folder / name / "model.safetensors", metadata={"format": "pt"})
+        path = folder / name / "model.safetensors"
+        save_file(tensors, path, metadata={"format": "pt"})
+        path.chmod(0o644)

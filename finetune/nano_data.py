@@ -45,12 +45,14 @@ class Videos:
     Attributes:
         worlds: one for each video. times: for each video (clips, frames) in seconds.
         features: float16 (C, P, V). first: where each video's clips start, and C at the end.
+        visual: (C, R, H) of a connector that is frozen, else None.
     """
 
     worlds: list[World]
     times: list[np.ndarray]
     features: torch.Tensor
     first: np.ndarray
+    visual: torch.Tensor | None = None
 
 
 def clip_times(world: World) -> np.ndarray:

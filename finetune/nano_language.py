@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import islice
 
 import numpy as np
@@ -51,11 +51,21 @@ class LanguageStage:
     blind: bool = False
 
 
+@torch.no_grad()
+def connect_all(model: ApolloModel, videos: Videos, clips: int = 64) -> Videos:
+    """The same videos with the visual tokens of a connector that stays as it is."""
+    pieces = [model.connector(part.float()) for part in videos.features.split(clips)]
+    return replace(videos, visual=torch.cat(pieces))
+
+
 def answer_logits(
     model: ApolloModel, videos: Videos, batch: QuestionBatch, blind: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (answer tokens, vocabulary) and their targets."""
-    visual = model.connector(videos.features[batch.clips].float())
+    if videos.visual is not None:
+        visual = videos.visual[batch.clips]
+    else:
+        visual = model.connector(videos.features[batch.clips].float())
     if blind:
         visual = torch.zeros_like(visual)
     hidden = model.llm.model(
@@ -90,6 +100,8 @@ def train_language(
     trained: dict[nn.Module, float] = {model.llm: 1.0}
     if stage.connector_lr:
         trained[model.connector] = stage.connector_lr
+    else:
+        videos = connect_all(model, videos)
     model.connector.requires_grad_(bool(stage.connector_lr))
     optimiser = Optimiser(trained, stage.steps, stage.muon_lr, stage.adam_lr)
     if resume is not None:

@@ -39,9 +39,8 @@ def is_right(question: Question, answer: str) -> bool:
     told = normalise_answer(answer)
     if question.seconds is not None:
         numbers = re.findall(r"\d+(?:\.\d+)?", told)
-        return len(numbers) == 1 and (
-            abs(float(numbers[0]) - question.seconds) <= WHEN_TOLERANCE_SECONDS
-        )
+        near = [abs(float(n) - question.seconds) <= WHEN_TOLERANCE_SECONDS for n in numbers]
+        return len(near) == 1 and bool(near[0])
     return told == normalise_answer(question.answer)
 
 

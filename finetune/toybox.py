@@ -284,11 +284,10 @@ def write_video(world: World, path: Path, scale: int = 1) -> None:
 
 
 def example_world() -> World:
-    """The video in examples/: a red ball, a blue square that leaves to the left, a star, a 7."""
-    ball = Thing("circle", "red", COLOURS["red"], 0.24, 0.25, 0.3, "right", "slow", 0.08, 0.0, 16.0)
-    square = Thing(
-        "square", "blue", COLOURS["blue"], 0.22, 0.6, 0.72, "left", "medium", 0.22, 4.0, 16.0
-    )
-    star = Thing("star", "yellow", COLOURS["yellow"], 0.24, 0.8, 0.3, None, None, 0.0, 0.0, 3.0)
-    digit = Digit(7, (250, 250, 250), 0.4, 0.7, 0.35, 10.0, 14.0)
-    return World(320, 180, 10, 16.0, (92, 98, 108), (ball, square, star), digit)
+    """The video in examples/: a red ball goes right, a star goes, a blue square comes, a 7 shows."""
+    red, blue, yellow = COLOURS["red"], COLOURS["blue"], COLOURS["yellow"]
+    ball = Thing("circle", "red", red, 0.24, 0.12, 0.3, "right", "slow", 0.065, 0.0, 12.0)
+    square = Thing("square", "blue", blue, 0.22, 0.3, 0.72, "left", "medium", 0.2, 3.0, 12.0)
+    star = Thing("star", "yellow", yellow, 0.24, 0.8, 0.3, None, None, 0.0, 0.0, 4.0)
+    digit = Digit(7, (250, 250, 250), 0.4, 0.28, 0.35, 8.0, 11.0)
+    return World(320, 180, 10, 12.0, (92, 98, 108), (ball, square, star), digit)
