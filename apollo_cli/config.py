@@ -7,6 +7,10 @@ from typing import Literal
 
 from apollo_cli.errors import UsageError
 
+# Where memory is enough: clips that are encoded and prompt tokens that are read at a time.
+ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
+PREFILL_CHUNK, SMALLEST_CHUNK = 2048, 256
+
 SamplingMode = Literal["fps", "uniform"]
 Decoder = Literal["pyav", "decord"]
 SubtitleStyle = Literal["listed", "interleaved"]

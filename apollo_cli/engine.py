@@ -14,6 +14,7 @@ from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.citations import cited_times
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
+from apollo_cli.fit import Settings
 from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
@@ -28,6 +29,7 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.subtitles import find_subtitles
 from apollo_cli.video_memory import VideoMemory, fit_memories
 from apollo_cli.watching import Progress, Watcher, no_progress
+from apollo_cli.weights.bits import QuantKind
 from apollo_cli.weights.card import read_card, toy_remarks
 from apollo_cli.weights.locate import LocatedModel, locate_model
 
@@ -38,6 +40,8 @@ def load(
     device: str | None = None,
     dtype: str | None = None,
     template: str | None = None,
+    quant: QuantKind | None = None,
+    settings: Settings | None = None,
     use_cache: bool = True,
     reader: GuardedReader | None = None,
     on_progress: Progress = no_progress,
@@ -50,6 +54,8 @@ def load(
         device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; None chooses.
         dtype: ``bfloat16``, ``float16``, ``float32``; None chooses.
         template: chat template; None takes the checkpoint's.
+        quant: ``4bit`` or ``8bit`` weights of the language model; None keeps the dtype.
+        settings: what ``fitting.fit_wish`` chose; its precision wins over ``quant``.
         use_cache: whether what was seen is kept on disk and found again.
         reader: a reader that runs already; None starts one when it is needed.
         on_progress: called with stage, amount done, and amount in all.
@@ -69,17 +75,26 @@ def load(
         device=hardware.device,
         dtype=getattr(torch, hardware.dtype),
         kernel=hardware.attention,
+        quant=settings.quant if settings else quant,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
+    planner = load_planner(checkpoint, template)
+    if settings is not None:
+        planner = replace(planner, most_clips=settings.clips)
     watcher = Watcher(
         network,
-        load_planner(checkpoint, template),
+        planner,
         located.name,
         fingerprint(checkpoint, hardware.dtype),
         use_cache,
+        encode_batch=settings.encode_batch if settings else 0,
         reader=reader or GuardedReader(),
     )
-    return Apollo(watcher, hardware, located, time.perf_counter() - started)
+    apollo = Apollo(watcher, hardware, located, time.perf_counter() - started)
+    apollo.quant = settings.quant if settings else quant
+    if settings is not None:
+        apollo.session.chunk_tokens = settings.prefill_chunk
+    return apollo
 
 
 class Apollo:
@@ -99,6 +114,7 @@ class Apollo:
         self.hardware = hardware
         self.located = located
         self.load_seconds = load_seconds
+        self.quant: QuantKind | None = None
         self._card = read_card(located.folder) if located.is_toy else {}
         self.session = Session(self.network, self.prompts)
 
@@ -239,6 +255,7 @@ class Apollo:
             "revision": self.located.revision,
             "device": self.hardware.device,
             "dtype": self.hardware.dtype,
+            "quant": self.quant,
             "attention": self.hardware.attention,
             "template": self.prompts.template_name,
         }

@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
 
+from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK
 from apollo_cli.errors import FitError
 from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_workspace
 from apollo_cli.model.config import NetworkConfig
@@ -22,8 +23,6 @@ HOST_RUNTIME_BYTES, HOST_QUANT_BYTES = 285_000_000, 50_000_000
 _HOST_KEPT_SHARE, _HOST_KEPT_BYTES = 1.5, 160_000_000
 # Context, kernels and workspaces: assumed, of the size that drivers commonly take.
 CUDA_RUNTIME_BYTES = 600_000_000
-LARGEST_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
-LARGEST_CHUNK, SMALLEST_CHUNK = 2048, 256
 # Bytes for each value of a layer while it is quantised: on a CPU in float32, on a GPU in place.
 _QUANTISING_BYTES = {"cpu": 12, "cuda": 3, "mps": 3}
 
@@ -117,7 +116,7 @@ class Run:
 
     def settings(self, clips: int, quant: QuantKind | None = None) -> Settings:
         """The settings of a run that has memory enough."""
-        return Settings(LARGEST_BATCH[self.device], LARGEST_CHUNK, quant, clips)
+        return Settings(ENCODE_BATCH[self.device], PREFILL_CHUNK, quant, clips)
 
 
 def weights_bytes(run: Run, quant: QuantKind | None) -> int:

@@ -58,10 +58,12 @@ class Planner:
 
     Attributes:
         config: shape of the network. prompts: counts the tokens of its prompts exactly.
+        most_clips: more are never planned, whatever the context holds.
     """
 
     config: NetworkConfig
     prompts: PromptBuilder
+    most_clips: int | None = None
 
     def plan(
         self,
@@ -100,7 +102,8 @@ class Planner:
             return len(self.prompts.prefix_ids(parts)) + reserve_tokens
 
         fewest = len(infos)
-        fitting = largest_fitting(sum(wanted), tokens_of, self.config.context, fewest)
+        most = max(fewest, min(sum(wanted), self.most_clips or sum(wanted)))
+        fitting = largest_fitting(most, tokens_of, self.config.context, fewest)
         return plans_for(fitting)
 
     def plan_everything(self, info: VideoInfo, sampling: SamplingOptions) -> ClipPlan:

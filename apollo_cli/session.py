@@ -7,7 +7,8 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import DynamicCache
 
-from apollo_cli.config import GenerationOptions
+from apollo_cli.config import PREFILL_CHUNK, SMALLEST_CHUNK, GenerationOptions
+from apollo_cli.errors import FitError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.generate import generate, prefill, rewind
 from apollo_cli.model.prompt import PromptBuilder
@@ -25,12 +26,14 @@ class Session:
 
     Attributes:
         prefix_length: tokens up to the last visual token of the videos read last.
+        chunk_tokens: prompt tokens read at a time; gets smaller when memory runs out.
     """
 
     def __init__(self, network: ApolloModel, prompts: PromptBuilder) -> None:
         self.network = network
         self.prompts = prompts
         self.prefix_length = 0
+        self.chunk_tokens = PREFILL_CHUNK
         self._cache = DynamicCache(config=network.llm.config)
         self._memories: list[VideoMemory] = []
 
@@ -43,9 +46,34 @@ class Session:
 
         Returns:
             Logits behind the prompt, (vocabulary,), float32.
+
+        Raises:
+            FitError: the memory of the device does not hold the prompt, in small steps neither.
         """
+        try:
+            return self._read(memories, suffix)
+        except torch.OutOfMemoryError:
+            # Once more from the start, in smaller steps: what was read half is of no use.
+            self.chunk_tokens = SMALLEST_CHUNK
+            self._forget()
+        try:
+            return self._read(memories, suffix)
+        except torch.OutOfMemoryError:
+            self._forget()
+            raise FitError(
+                "the prompt does not fit the memory of the device",
+                next_step="use --fit auto, --quant 4bit or fewer clips (--max-clips)",
+            ) from None
+
+    def _read(self, memories: list[VideoMemory], suffix: Sequence[int]) -> torch.Tensor:
         self._read_prefix(memories)
-        return prefill(self.network, self.network.embed(suffix, None), self._cache)
+        embeddings = self.network.embed(suffix, None)
+        return prefill(self.network, embeddings, self._cache, self.chunk_tokens)
+
+    def _forget(self) -> None:
+        self._cache = DynamicCache(config=self.network.llm.config)
+        self._memories, self.prefix_length = [], 0
+        torch.cuda.empty_cache()
 
     def score(
         self, memories: list[VideoMemory], suffix: Sequence[int], answer: Sequence[int]
@@ -74,12 +102,12 @@ class Session:
             new is old for new, old in zip(memories, self._memories, strict=True)
         )
         if not (same and memories):
-            self._cache = DynamicCache(config=self.network.llm.config)
-            self._memories, self.prefix_length = [], 0
+            self._forget()
             if memories:
                 ids = self.prompts.prefix_ids([memory.part for memory in memories])
                 visual = torch.cat([memory.tokens.flatten(0, 1) for memory in memories])
-                prefill(self.network, self.network.embed(ids, visual), self._cache)
+                embeddings = self.network.embed(ids, visual)
+                prefill(self.network, embeddings, self._cache, self.chunk_tokens)
                 self._memories, self.prefix_length = memories, len(ids)
         rewind(self._cache, self.prefix_length)
 

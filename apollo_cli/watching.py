@@ -11,7 +11,7 @@ from pathlib import Path
 import numpy as np
 import torch
 
-from apollo_cli.config import ReadingOptions
+from apollo_cli.config import ENCODE_BATCH, ReadingOptions
 from apollo_cli.errors import FitError
 from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
 from apollo_cli.memory_file import MemoryWriter, load_memory
@@ -24,8 +24,6 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import ReadReport
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
-
-ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
 
 Progress = Callable[[str, int, int], None]
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -11,7 +12,11 @@ from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import FitError, UsageError, WeightsError
+from apollo_cli.fit import Fitted
+from apollo_cli.fitting import Wish, fit_wish
+from apollo_cli.hardware import DeviceInfo
 from apollo_cli.model.prompt import Turn
+from apollo_cli.video.probe import probe
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -157,3 +162,53 @@ def test_learned_ends_and_missing_labels_are_counted(tmp_path: Path):
 def test_a_model_that_was_not_downloaded_names_the_command_that_fetches_it():
     with pytest.raises(WeightsError, match="apollo models pull"):
         engine.load("apollo-3b")
+
+
+def test_a_prompt_that_runs_out_of_memory_is_read_again_in_smaller_steps(
+    apollo: Apollo, monkeypatch: pytest.MonkeyPatch
+):
+    video = apollo.watch(CLIP)
+    whole = apollo.ask(video, "one?", SHORT).text
+    session = engine.Session(apollo.network, apollo.prompts)
+    monkeypatch.setattr(apollo, "session", session)
+    read = session._read
+    sizes = []
+
+    def read_small_only(*arguments: Any) -> torch.Tensor:
+        sizes.append(session.chunk_tokens)
+        if session.chunk_tokens > 256:
+            raise torch.OutOfMemoryError
+        return read(*arguments)
+
+    monkeypatch.setattr(session, "_read", read_small_only)
+    assert apollo.ask(video, "one?", SHORT).text == whole
+    assert sizes == [2048, 256]
+
+    def never(*arguments: Any) -> torch.Tensor:
+        raise torch.OutOfMemoryError
+
+    monkeypatch.setattr(session, "_read", never)
+    with pytest.raises(FitError, match="--fit auto"):
+        apollo.ask(video, "one?", SHORT)
+
+
+def test_a_fit_to_the_free_memory_gives_up_what_it_says(
+    checkpoint: Path, monkeypatch: pytest.MonkeyPatch
+):
+    def wish(free: int) -> Fitted:
+        monkeypatch.setattr(
+            "apollo_cli.fitting.list_devices", lambda: [DeviceInfo("cpu", "", free, free)]
+        )
+        asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
+        return fit_wish(asked, [probe(LONGER)])
+
+    roomy = wish(10**10)
+    assert roomy.given_up == ()
+    assert roomy.settings.clips == 30
+    tight = wish(roomy.estimate.peak - 1)
+    assert tight.given_up
+    assert tight.estimate.peak < roomy.estimate.peak
+    fitted = engine.load(checkpoint, settings=tight.settings, use_cache=False)
+    assert fitted.watcher.encode_batch == tight.settings.encode_batch
+    with pytest.raises(FitError, match="smaller model"):
+        wish(10**6)

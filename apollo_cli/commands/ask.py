@@ -40,7 +40,9 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
+    from apollo_cli.fit import Settings
     from apollo_cli.video.guard import GuardedReader
+    from apollo_cli.video.info import VideoInfo
 
 
 @click.command()
@@ -57,6 +59,7 @@ if TYPE_CHECKING:
 @sampling_flags
 @reading_flags
 @generation_flags
+@click.option("--fit", type=click.Choice(["auto"]), help="Take what fits the free memory.")
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was seen before.")
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
 def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
@@ -79,13 +82,16 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         blind=flags["blind_check"],
     )
     remark = silent if quiet else say_note
+    if flags["videos"] and flags["fit"]:
+        raise UsageError("--videos with --fit auto", "allowed is one of the two")
     if flags["videos"]:
         _ask_many(list_videos(flags["videos"]), request, form, remark, flags)
         return
     with start_reader(request.reading) as reader:
         opened = open_sources(files, request.reading, reader)
         with progress(quiet) as report:
-            apollo = _load(flags, reader, report)
+            fitted = _fit(flags, request, opened, remark)
+            apollo = _load(flags, reader, report, fitted)
             memories = watch(apollo, opened, request, report)
     introduce(apollo, memories, remark)
     streamed = form == "text" and flags["output"] is None
@@ -96,11 +102,46 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         _put(text, flags["output"])
 
 
-def _load(flags: dict[str, Any], reader: GuardedReader, report: Any) -> Apollo:
+def _load(
+    flags: dict[str, Any], reader: GuardedReader, report: Any, settings: Settings | None = None
+) -> Apollo:
     from apollo_cli.engine import load
 
-    use_cache = not flags["no_cache"]
-    return load(**read_model(flags), use_cache=use_cache, reader=reader, on_progress=report)
+    return load(
+        **read_model(flags),
+        settings=settings,
+        use_cache=not flags["no_cache"],
+        reader=reader,
+        on_progress=report,
+    )
+
+
+def _fit(
+    flags: dict[str, Any], request: Request, opened: list[VideoInfo | str], remark: Any
+) -> Settings | None:
+    """What of the request fits, where that was asked for; what is given up is said."""
+    if flags["fit"] is None:
+        return None
+    from apollo_cli.fitting import Wish, fit_wish
+    from apollo_cli.video.info import VideoInfo
+
+    infos = [source for source in opened if isinstance(source, VideoInfo)]
+    if not infos:
+        raise UsageError("--fit auto without a video", "it decides how much of a video is seen")
+    wish = Wish(
+        model=flags["model"],
+        device=flags["device"],
+        dtype=flags["dtype"],
+        quant=flags["quant"],
+        sampling=request.sampling,
+        question_bytes=max(len(question.encode()) for question in request.questions),
+        answer_tokens=request.options.max_new_tokens,
+    )
+    fitted = fit_wish(wish, infos)
+    remark(f"it takes about {fitted.estimate.peak / 1e9:.1f} GB")
+    for sentence in fitted.given_up:
+        remark(sentence)
+    return fitted.settings
 
 
 def _ask_many(

@@ -46,6 +46,11 @@ model_flags = _flags(
     click.option("--model", default="auto", help="Known name, folder, owner/repository[@rev]."),
     click.option("--device", help="cpu, cuda, cuda:1 or mps. Default: the best there is."),
     click.option("--dtype", help="bfloat16, float16 or float32. Default: the device's best."),
+    click.option(
+        "--quant",
+        type=click.Choice(["4bit", "8bit"]),
+        help="Fewer bits for the language model's weights.",
+    ),
     click.option("--template", help="qwen_2 or qwen_1_5. Default: the checkpoint's."),
 )
 
@@ -138,4 +143,4 @@ def read_generation(flags: dict[str, Any]) -> GenerationOptions:
 
 def read_model(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of ``model_flags`` as arguments of ``engine.load``."""
-    return {field: flags[field] for field in ("model", "device", "dtype", "template")}
+    return {field: flags[field] for field in ("model", "device", "dtype", "quant", "template")}

@@ -10,14 +10,17 @@ from collections.abc import Iterator, Sequence
 import torch
 from transformers import DynamicCache
 
-from apollo_cli.config import GenerationOptions
+from apollo_cli.config import PREFILL_CHUNK, GenerationOptions
 from apollo_cli.model.apollo import ApolloModel
-
-PREFILL_CHUNK = 2048
 
 
 @torch.inference_mode()
-def prefill(model: ApolloModel, embeddings: torch.Tensor, cache: DynamicCache) -> torch.Tensor:
+def prefill(
+    model: ApolloModel,
+    embeddings: torch.Tensor,
+    cache: DynamicCache,
+    chunk_tokens: int = PREFILL_CHUNK,
+) -> torch.Tensor:
     """Run a prompt through the language model, a chunk at a time.
 
     In chunks, the peak of the activations does not grow with the length of the prompt.
@@ -25,12 +28,13 @@ def prefill(model: ApolloModel, embeddings: torch.Tensor, cache: DynamicCache) -
     Args:
         embeddings: (1, L, H), L at least 1.
         cache: grows by L.
+        chunk_tokens: most that are read at a time.
 
     Returns:
         Logits of the last position, (K,), float32.
     """
     hidden = None
-    for chunk in embeddings.split(PREFILL_CHUNK, dim=1):
+    for chunk in embeddings.split(chunk_tokens, dim=1):
         hidden = model.llm.model(inputs_embeds=chunk, cache=cache).last_hidden_state
     assert hidden is not None
     return model.llm.lm_head(hidden[:, -1])[0].float()

@@ -89,10 +89,9 @@ def test_text_alone_gives_the_logits_of_the_language_model():
     assert_close(logits, end["text_only_last_logits"])
 
 
-def test_a_prompt_prefilled_in_chunks_gives_the_same_logits(monkeypatch: pytest.MonkeyPatch):
+def test_a_prompt_prefilled_in_chunks_gives_the_same_logits():
     model, end = golden.model("tubelet 1"), golden.arrays("tubelet 1", "end_to_end")
     embeddings = torch.tensor(end["inputs_embeds"]).unsqueeze(0)
     whole = prefill(model, embeddings, DynamicCache(config=model.llm.config))
-    monkeypatch.setattr("apollo_cli.model.generate.PREFILL_CHUNK", 7)
-    chunked = prefill(model, embeddings, DynamicCache(config=model.llm.config))
+    chunked = prefill(model, embeddings, DynamicCache(config=model.llm.config), chunk_tokens=7)
     torch.testing.assert_close(whole, chunked, rtol=0, atol=1e-5)

@@ -1,0 +1,69 @@
+"""``--fit auto``: what of a request fits the free memory, decided before anything is loaded."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+from apollo_cli.config import SamplingOptions
+from apollo_cli.errors import DeviceError
+from apollo_cli.fit import Fitted, Run, TokenDemand, ladder
+from apollo_cli.hardware import FLASH, choose_device, list_devices
+from apollo_cli.planning import load_planner
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.weights.bits import QuantKind
+from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.locate import locate_model
+
+
+@dataclass(frozen=True)
+class Wish:
+    """What was asked for.
+
+    Attributes:
+        model, device, dtype, quant: as the flags say; None chooses.
+        sampling: what is to be looked at.
+        question_bytes: length of the longest question. answer_tokens: of the longest answer.
+    """
+
+    model: str
+    device: str | None
+    dtype: str | None
+    quant: QuantKind | None
+    sampling: SamplingOptions
+    question_bytes: int
+    answer_tokens: int
+
+
+def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
+    """Go down the ladder until the wish fits the free memory of its device.
+
+    Raises:
+        FitError: not even the last rung fits.
+        DeviceError: the device does not say how much memory is free.
+    """
+    hardware = choose_device(wish.device, wish.dtype)
+    free = {info.device: info.free_bytes for info in list_devices()}.get(hardware.device)
+    if free is None:
+        raise DeviceError(
+            f"--fit auto: {hardware.device} does not say how much memory is free",
+            next_step="leave it out, and lower --max-clips by hand",
+        )
+    planner = load_planner(read_checkpoint(locate_model(wish.model, free).folder))
+    # No token stands for less than a byte, so this is never too little.
+    reserve = wish.question_bytes + wish.answer_tokens
+    plans = planner.plan(infos, wish.sampling, reserve)
+    parts = [planner.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
+    clips = sum(map(len, plans))
+    visual = clips * planner.config.visual_tokens_per_clip
+    text = len(planner.prompts.prefix_ids(parts)) - visual
+
+    def tokens_of(count: int) -> TokenDemand:
+        labels = -(-text * count // clips)
+        each = planner.config.visual_tokens_per_clip
+        return TokenDemand(count * each, labels + wish.question_bytes, wish.answer_tokens)
+
+    kind = hardware.device.split(":")[0]
+    run = Run(planner.config, kind, hardware.dtype, fused=hardware.attention == FLASH)
+    wanted = run.settings(clips, wish.quant)
+    return ladder(run, wanted, free, tokens_of, fewest_clips=len(infos))
