@@ -25,7 +25,7 @@ from apollo_cli.fit import (
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
-from apollo_cli.weights.bits import KINDS, fits_quantisation, quantised_bytes
+from apollo_cli.weights.bits import KINDS, allowed_kinds, fits_quantisation, quantised_bytes
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model, parameters_on_meta
 from apollo_cli.weights.network import build_network_config
@@ -122,6 +122,14 @@ def test_quantised_weights_take_the_memory_that_is_counted(tmp_path: Path, kind)
 def test_widths_that_cannot_be_quantised_count_whole():
     assert [w for w in (32, 64, 96, 4304) if fits_quantisation("4bit", w)] == [64]
     assert [w for w in (3, 4, 64) if fits_quantisation("8bit", w)] == [4, 64]
+
+
+def test_precisions_to_go_down_to_are_those_that_can_run():
+    pytest.importorskip("bitsandbytes", reason="the extra [quant] is not installed")
+    assert allowed_kinds(None, "cuda:0") == (None, "8bit", "4bit")
+    assert allowed_kinds("8bit", "cpu") == ("8bit", "4bit")
+    assert allowed_kinds(None, "mps") == (None,)
+    assert allowed_kinds(None, "cpu", stored="4bit") == ("4bit",)
 
 
 def test_fewer_bits_and_fewer_clips_take_less(run: Run):

@@ -132,6 +132,15 @@ def test_a_checkpoint_on_disk_is_planned_exactly(plan: Plan, tmp_path: Path):
     assert model["tokens"]["visual"] == 8 * model["clips"]
 
 
+def test_a_checkpoint_stored_in_fewer_bits_has_that_row_only(plan: Plan, tmp_path: Path):
+    folder = tiny.save(tmp_path / "checkpoint")
+    config = json.loads((folder / "llm" / "config.json").read_text())
+    config["quantization_config"] = {"load_in_4bit": True}
+    (folder / "llm" / "config.json").write_text(json.dumps(config))
+    (model,) = planned(plan, CLIP, "--model", str(folder))["models"]
+    assert [row["precision"] for row in model["precisions"]] == ["4bit"]
+
+
 def test_several_videos_share_the_budget(plan: Plan):
     (model,) = planned(plan, CLIP, MINUTE, *RELEASED)["models"]
     assert [Path(video["path"]).name for video in model["videos"]] == [

@@ -2,12 +2,18 @@
 
 from __future__ import annotations
 
+import importlib.util
 from typing import Literal
+
+from apollo_cli.errors import WeightsError
+from apollo_cli.weights.checkpoint import Checkpoint
 
 QuantKind = Literal["4bit", "8bit"]
 KINDS: tuple[QuantKind, ...] = ("4bit", "8bit")
 # The output head stays whole, by its name inside the language model.
 SKIPPED = ("lm_head",)
+# Where bitsandbytes runs for us.
+DEVICES = ("cpu", "cuda")
 # The share of a row that one 4-bit scale covers. The CPU kernel of bitsandbytes 0.50 takes the
 # wrong scales, without an error, where rows do not hold whole blocks.
 BLOCK = 64
@@ -29,3 +35,41 @@ def quantised_bytes(kind: QuantKind, out_features: int, in_features: int) -> int
         return values + 4 * out_features
     blocks = values // BLOCK
     return values // 2 + blocks + 4 * -(-blocks // _SCALE_GROUP) + _CODE_BYTES
+
+
+def stored_kind(checkpoint: Checkpoint) -> QuantKind | None:
+    """In how many bits a checkpoint stores its language model; None when it is not quantised.
+
+    Raises:
+        WeightsError: it is quantised in a way that is not read here.
+    """
+    config = checkpoint.llm_config.get("quantization_config")
+    if not isinstance(config, dict):
+        return None
+    if config.get("quant_method", "bitsandbytes") == "bitsandbytes":
+        for kind in KINDS:
+            if config.get(f"load_in_{kind}"):
+                return kind
+    raise WeightsError(
+        f"llm/config.json: quantization_config {config.get('quant_method')!r}",
+        "read are 4-bit and 8-bit weights of bitsandbytes",
+        "take the checkpoint that it was made from, with --quant",
+    )
+
+
+def allowed_kinds(
+    wanted: QuantKind | None, device: str, stored: QuantKind | None = None
+) -> tuple[QuantKind | None, ...]:
+    """The precisions that a run may go down to, the wanted one first.
+
+    Args:
+        wanted: what was asked for; None is the dtype of the run.
+        device: where it runs.
+        stored: how the checkpoint is stored; a quantised one stays so.
+    """
+    if stored is not None:
+        return (stored,)
+    runs = device.partition(":")[0] in DEVICES and importlib.util.find_spec("bitsandbytes")
+    order: tuple[QuantKind | None, ...] = (None, "8bit", "4bit")
+    below = order[order.index(wanted) + 1 :]
+    return (wanted, *below) if runs else (wanted,)

@@ -14,7 +14,7 @@ from torch import nn
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.weights.bits import QuantKind
+from apollo_cli.weights.bits import QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
@@ -25,7 +25,6 @@ from apollo_cli.weights.quantize import (
     fill_stored_layer,
     is_quantised,
     place_layers,
-    stored_kind,
     stored_parts,
 )
 from apollo_cli.weights.shards import name_some

@@ -20,13 +20,20 @@ from torch import nn
 
 from apollo_cli.errors import DeviceError, UsageError, WeightsError
 from apollo_cli.hardware import import_fault
-from apollo_cli.weights.bits import BLOCK, KINDS, SKIPPED, QuantKind, fits_quantisation
+from apollo_cli.weights.bits import (
+    BLOCK,
+    DEVICES,
+    KINDS,
+    SKIPPED,
+    QuantKind,
+    fits_quantisation,
+    stored_kind,
+)
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo
 from apollo_cli.weights.shards import name_some
 
 # Columns of activations with a value past this stay in 16 bits (LLM.int8, arXiv:2208.07339).
 OUTLIER_THRESHOLD = 6.0
-_DEVICES = ("cpu", "cuda")
 _COMPANIONS = {
     "4bit": ("weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"),
     "8bit": ("SCB",),
@@ -67,7 +74,7 @@ def bitsandbytes(device: str | torch.device = "cpu") -> ModuleType:
         DeviceError: it is not installed, broken, or cannot run on the device.
     """
     kind = torch.device(device).type
-    if kind not in _DEVICES:
+    if kind not in DEVICES:
         raise DeviceError(
             f"quantised weights on {kind}",
             "bitsandbytes runs here on cpu and cuda",
@@ -83,26 +90,6 @@ def bitsandbytes(device: str | torch.device = "cpu") -> ModuleType:
             'pip install "apollo-video-cli[quant]", or leave --quant out',
         )
     return importlib.import_module("bitsandbytes")
-
-
-def stored_kind(checkpoint: Checkpoint) -> QuantKind | None:
-    """In how many bits a checkpoint stores its language model; None when it is not quantised.
-
-    Raises:
-        WeightsError: it is quantised in a way that is not read here.
-    """
-    config = checkpoint.llm_config.get("quantization_config")
-    if not isinstance(config, dict):
-        return None
-    if config.get("quant_method", "bitsandbytes") == "bitsandbytes":
-        for kind in KINDS:
-            if config.get(f"load_in_{kind}"):
-                return kind
-    raise WeightsError(
-        f"llm/config.json: quantization_config {config.get('quant_method')!r}",
-        "read are 4-bit and 8-bit weights of bitsandbytes",
-        "take the checkpoint that it was made from, with --quant",
-    )
 
 
 def agree_on_kind(checkpoint: Checkpoint, wanted: QuantKind | None) -> QuantKind | None:

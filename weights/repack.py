@@ -17,7 +17,7 @@ from torch import nn
 
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.weights.bits import SKIPPED, QuantKind
+from apollo_cli.weights.bits import SKIPPED, QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, read_checkpoint
 from apollo_cli.weights.load import parameters_on_meta
 from apollo_cli.weights.network import build_network_config
@@ -27,7 +27,6 @@ from apollo_cli.weights.quantize import (
     fill_layer,
     packed_tensors,
     place_layers,
-    stored_kind,
 )
 from apollo_cli.weights.shards import INDEX_FILE, SINGLE_FILE
 

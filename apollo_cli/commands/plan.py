@@ -11,7 +11,7 @@ import click
 from apollo_cli.commands.options import read_sampling, sampling_flags
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
 from apollo_cli.config import GenerationOptions, SamplingOptions
-from apollo_cli.errors import ApolloError, FitError
+from apollo_cli.errors import ApolloError, FitError, WeightsError
 
 if TYPE_CHECKING:
     from apollo_cli.fit import Run, TokenDemand
@@ -32,12 +32,14 @@ class Subject:
 
     Attributes:
         name: of the model. planner: counts its clips and tokens.
+        kinds: precisions to show; a checkpoint that is stored quantised has its own only.
         local: whether its files are here, so that nothing is assumed.
         assumed: what is not known of its shape, in words.
     """
 
     name: str
     planner: Planner
+    kinds: tuple[QuantKind | None, ...]
     local: bool
     assumed: tuple[str, ...]
 
@@ -138,13 +140,12 @@ def find_subjects(names: tuple[str, ...]) -> Iterator[Subject]:
 
 
 def _subject(name: str) -> Subject:
-    from apollo_cli.errors import WeightsError
+    from apollo_cli.fit import precisions
     from apollo_cli.model.prompt import PromptBuilder
     from apollo_cli.model.token_estimate import PieceCounter
-    from apollo_cli.model.tokenizer import load_tokenizer
-    from apollo_cli.planning import Planner
+    from apollo_cli.planning import Planner, load_planner
+    from apollo_cli.weights.bits import stored_kind
     from apollo_cli.weights.checkpoint import read_checkpoint
-    from apollo_cli.weights.network import build_network_config
     from apollo_cli.weights.registry import resolve
     from apollo_cli.weights.shapes import released_network
     from apollo_cli.weights.store import find_local
@@ -152,25 +153,22 @@ def _subject(name: str) -> Subject:
     source = resolve(name)
     folder = find_local(source)
     if folder is not None:
-        config, assumed = build_network_config(read_checkpoint(folder)), ()
-        tokenizer = load_tokenizer(folder / "llm")
-    elif source.entry is not None:
-        network = released_network(source.entry)
-        config, tokenizer = network.config, PieceCounter()
-        assumed = (*network.assumed, "a label of a clip taken as the pieces of its text")
-    else:
+        checkpoint = read_checkpoint(folder)
+        stored = stored_kind(checkpoint)
+        kinds = precisions() if stored is None else (stored,)
+        return Subject(source.name, load_planner(checkpoint), kinds, local=True, assumed=())
+    if source.entry is None:
         raise WeightsError(
             f"the shape of {source.name} is not known",
             next_step=f"fetch it first: apollo models pull {source.name}",
         )
+    network = released_network(source.entry)
+    config = network.config
     prompts = PromptBuilder(
-        tokenizer,
-        config.clip_seconds,
-        config.visual_tokens_per_clip,
-        config.template,
-        labelled=config.connector.integration in ("timestamps", "both"),
+        PieceCounter(), config.clip_seconds, config.visual_tokens_per_clip, config.template
     )
-    return Subject(source.name, Planner(config, prompts), folder is not None, assumed)
+    assumed = (*network.assumed, "a label of a clip taken as the pieces of its text")
+    return Subject(source.name, Planner(config, prompts), precisions(), False, assumed)
 
 
 def find_machine(dtype: str | None) -> Machine:
@@ -195,13 +193,12 @@ def _examine(
     reserve: tuple[int, int],
     machine: Machine,
 ) -> dict[str, Any]:
-    from apollo_cli.fit import TokenDemand, precisions
-    from apollo_cli.spoken import Spoken
+    from apollo_cli.fit import TokenDemand
 
     planner = subject.planner
     question, answer = reserve
     plans = planner.plan(infos, sampling, question + answer)
-    parts = [planner.part(i, p, Spoken()) for i, p in zip(infos, plans, strict=True)]
+    parts = [planner.part(i, p) for i, p in zip(infos, plans, strict=True)]
     clips = sum(map(len, plans))
     visual = clips * planner.config.visual_tokens_per_clip
     text = len(planner.prompts.prefix_ids(parts)) - visual
@@ -226,7 +223,7 @@ def _examine(
         },
         "videos": [_seen(info, plan) for info, plan in zip(infos, plans, strict=True)],
         "precisions": [
-            _precision(machine, planner.config, quant, demand) for quant in precisions()
+            _precision(machine, planner.config, quant, demand) for quant in subject.kinds
         ],
     }
 
