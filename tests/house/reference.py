@@ -1,4 +1,5 @@
-"""Writes what is generated: docs/cli.md, the frozen options, the maps in README and AGENTS.md.
+"""Writes what is generated: docs/cli.md, the frozen options, the maps in README and AGENTS.md, and
+the output of the README's examples.
 
 python -m tests.house.reference           # says what is out of date
 python -m tests.house.reference --write   # brings it up to date
@@ -10,6 +11,7 @@ from collections.abc import Callable, Iterator
 
 import click
 
+from tests.house.examples import fill_examples
 from tests.house.repo import ROOT, python_files
 from tests.house.tree import build_readme, first_sentence
 
@@ -96,12 +98,14 @@ GENERATED: dict[str, Callable[[], str]] = {
 
 def main() -> int:
     """Compares, or writes with --write; returns the exit code."""
-    stale = 0
+    stale, writes = 0, "--write" in sys.argv[1:]
     for name, build in GENERATED.items():
         path, text = ROOT / name, build()
+        if name == "README.md" and writes:
+            text = fill_examples(text)
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
-        if "--write" in sys.argv[1:]:
+        if writes:
             path.write_text(text, encoding="utf-8")
             sys.stdout.write(f"{name}: written\n")
         else:

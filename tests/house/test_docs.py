@@ -5,6 +5,7 @@ from pathlib import Path
 
 import pytest
 
+from tests.house.examples import commands, run_example
 from tests.house.reference import GENERATED
 from tests.house.repo import ROOT, project_files, read
 from tests.house.tree import shown_paths, written_lines
@@ -45,6 +46,12 @@ def test_the_file_tree_of_the_readme_equals_the_disk():
 
 def test_every_line_of_the_file_tree_has_a_description():
     assert [str(path) for path, words in written_lines().items() if not words] == []
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("arguments", commands(read("README.md")))
+def test_the_examples_of_the_readme_end_as_shown(arguments: str):
+    assert run_example(arguments) == (0, commands(read("README.md"))[arguments])
 
 
 def lines_of_text(path: Path) -> list[str]:
