@@ -24,6 +24,7 @@ def make_video(
     packets, template_path = _encode_segment(path.with_suffix(".part.mp4"), size, fps, gop)
     with av.open(str(template_path)) as template, av.open(str(path), "w") as output:
         source = template.streams.video[0]
+        assert source.time_base is not None
         stream = output.add_stream_from_template(source)
         stream.time_base = source.time_base
         ticks = round(_SEGMENT_SECONDS / source.time_base)

@@ -117,12 +117,22 @@ def save(
     folder: Path, shape: Shape, dtype: torch.dtype = torch.bfloat16, shard_bytes: int = 2**40
 ) -> Path:
     """Write a checkpoint of a shape and return its folder."""
-    config = network(shape)
+    return save_network(folder, network(shape), dtype, shard_bytes)
+
+
+def save_network(
+    folder: Path,
+    config: NetworkConfig,
+    dtype: torch.dtype = torch.bfloat16,
+    shard_bytes: int = 2**40,
+) -> Path:
+    """Write a checkpoint of a network and return its folder."""
     with parameters_on_meta():
         model = ApolloModel(config)
     # Drawn once and repeated: what is measured does not look at the values.
     noise = torch.randn(1 << 20, generator=torch.Generator().manual_seed(0)).to(dtype) * 0.02
-    for part in ("llm", "mm_connector", "vision_tower/internvideo2", "vision_tower/siglip"):
+    encoders = [f"vision_tower/{encoder.name}" for encoder in config.encoders]
+    for part in ("llm", "mm_connector", *encoders):
         shapes = {name: value.shape for name, value in model.part(part).named_parameters()}
         _write(folder / part, shapes, noise, shard_bytes)
     for relative, content in _configs(config).items():
@@ -159,7 +169,8 @@ def _write(
 
 
 def _configs(config: NetworkConfig) -> dict[str, dict[str, Any]]:
-    video, image = config.encoders
+    video = next(e for e in config.encoders if e.internvideo2 is not None)
+    image = next(e for e in config.encoders if e.siglip is not None)
     assert video.internvideo2 is not None
     assert image.siglip is not None
     return {
@@ -171,10 +182,10 @@ def _configs(config: NetworkConfig) -> dict[str, dict[str, Any]]:
             "resampler_n_heads": config.connector.heads,
             "num_output_tokens": config.connector.tokens_per_clip,
         },
-        "vision_tower": {"vision_towers": ["internvideo2", "siglip"]},
-        "vision_tower/internvideo2": {
+        "vision_tower": {"vision_towers": [video.name, image.name]},
+        f"vision_tower/{video.name}": {
             "num_heads": video.internvideo2.heads,
             "img_size": video.internvideo2.image_size,
         },
-        "vision_tower/siglip": image.siglip[0],
+        f"vision_tower/{image.name}": image.siglip[0],
     }

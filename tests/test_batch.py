@@ -141,6 +141,7 @@ def test_the_blind_check_is_told_and_recorded(checkpoint: str, capfd: pytest.Cap
         (("--questions-file", "nowhere.txt"), "nowhere.txt"),
         ((str(CASES / "cfr30.mp4"), "one?", "--choice", "red"), "2 to 10"),
         (("--videos", str(CASES), "one?", "--format", "text"), "--format text"),
+        ((str(CASES / "cfr30.mp4"), "one?", "--ray", "1"), "needed are --videos"),
     ],
 )
 def test_bad_combinations_are_usage_errors(
@@ -148,3 +149,22 @@ def test_bad_combinations_are_usage_errors(
 ):
     assert ask(checkpoint, *arguments) == 2
     assert words in capfd.readouterr().err
+
+
+def test_a_ray_cluster_gives_the_rows_of_a_plain_run(
+    folder: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    pytest.importorskip("ray", reason="needs the extra [ray]")
+    # Its workers start with the code that is under test here.
+    monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[1]))
+    plain, spread = tmp_path / "plain.jsonl", tmp_path / "spread.jsonl"
+    asked = ("--videos", str(folder), "-q", "one?", "--no-cache")
+    assert ask(checkpoint, *asked, "-o", str(plain)) == 3
+    assert ask(checkpoint, *asked, "--ray", "1", "-o", str(spread)) == 3
+    keys = ("video", "question", "answer", "error")
+    found = [
+        sorted([row.get(key) or "" for key in keys] for row in rows(file.read_text()))
+        for file in (plain, spread)
+    ]
+    assert found[0] == found[1]
+    assert all("error" not in row or "answer" not in row for row in rows(spread.read_text()))

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import contextlib
 import sys
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -52,6 +53,7 @@ if TYPE_CHECKING:
 @click.option("--choice", "choices", multiple=True, help="An option to score; may be repeated.")
 @click.option("--blind-check", is_flag=True, help="Ask again without the video: was it needed?")
 @click.option("--videos", help="Ask about each video of a folder, or of a list in a text file.")
+@click.option("--ray", type=int, metavar="N", help="With --videos: N models on a Ray cluster.")
 @click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text.")
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
 @click.option("-o", "--output", type=Path, help="Write there; with --videos, go on there.")
@@ -82,6 +84,8 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         blind=flags["blind_check"],
     )
     remark = silent if quiet else say_note
+    if flags["ray"] is not None and (not flags["videos"] or flags["ray"] < 1):
+        raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
     if flags["videos"]:
@@ -152,16 +156,22 @@ def _ask_many(
         raise UsageError(f"--videos -o {output} --format {form}", "allowed is --format jsonl")
     if form == "text":
         raise UsageError("--videos --format text", "allowed are jsonl, csv, srt and md")
-    with start_reader(request.reading) as reader:
-        apollo = _load(flags, reader, no_report)
-        introduce(apollo, [], remark)
-        if output is None:
-            rows = run_batch(apollo, videos, request, set(), remark)
-            write_rows(rows, writer_for(form), sys.stdout)
-            return
-        rows = run_batch(apollo, videos, request, answered(output), remark)
-        with open_rows(output) as file:
-            write_rows(rows, writer_for(form), file)
+    done = set() if output is None else answered(output)
+    with contextlib.ExitStack() as stack:
+        if flags["ray"]:
+            from apollo_cli.commands.batch_ray import run_on_ray
+
+            cache, workers = not flags["no_cache"], flags["ray"]
+            rows = run_on_ray(
+                videos, request, done, model=read_model(flags), use_cache=cache, workers=workers
+            )
+        else:
+            reader = stack.enter_context(start_reader(request.reading))
+            apollo = _load(flags, reader, no_report)
+            introduce(apollo, [], remark)
+            rows = run_batch(apollo, videos, request, done, remark)
+        file = sys.stdout if output is None else stack.enter_context(open_rows(output))
+        write_rows(rows, writer_for(form), file)
 
 
 def _put(text: str, output: Path | None) -> None:
