@@ -79,6 +79,7 @@ class ReadingOptions:
         subtitle_style: ``listed`` before the question, as the paper's evaluation does, or
             ``interleaved`` with the clips during which they are shown.
         max_pixels: largest picture that is opened. max_hours: longest video that is opened.
+        max_pictures: most pictures of a video that is opened.
     """
 
     stream: int | None = None
@@ -90,6 +91,7 @@ class ReadingOptions:
     subtitle_style: SubtitleStyle = "listed"
     max_pixels: int = 1 << 26
     max_hours: float = 24.0
+    max_pictures: int = 6_000_000
 
     def __post_init__(self) -> None:
         if self.image_fps is not None and not 0 < self.image_fps <= 1000:
@@ -98,6 +100,8 @@ class ReadingOptions:
             raise UsageError(f"--stream {self.stream}", "allowed is 0 or more")
         if self.max_pixels < 1:
             raise UsageError(f"--max-pixels {self.max_pixels}", "allowed is 1 or more")
+        if self.max_pictures < 1:
+            raise UsageError(f"--max-pictures {self.max_pictures}", "allowed is 1 or more")
         if not self.max_hours > 0:
             raise UsageError(f"--max-hours {self.max_hours:g}", "allowed is above 0")
 

@@ -11,7 +11,7 @@ from apollo_cli.fit import Fitted, Run, TokenDemand, ladder
 from apollo_cli.hardware import FLASH, choose_device, list_devices
 from apollo_cli.planning import load_planner
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.weights.bits import QuantKind
+from apollo_cli.weights.bits import QuantKind, allowed_kinds, stored_kind
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import locate_model
 
@@ -49,7 +49,8 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
             f"--fit auto: {hardware.device} does not say how much memory is free",
             next_step="leave it out, and lower --max-clips by hand",
         )
-    planner = load_planner(read_checkpoint(locate_model(wish.model, free).folder))
+    checkpoint = read_checkpoint(locate_model(wish.model, free).folder)
+    planner = load_planner(checkpoint)
     # No token stands for less than a byte, so this is never too little.
     reserve = wish.question_bytes + wish.answer_tokens
     plans = planner.plan(infos, wish.sampling, reserve)
@@ -66,4 +67,5 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
     kind = hardware.device.split(":")[0]
     run = Run(planner.config, kind, hardware.dtype, fused=hardware.attention == FLASH)
     wanted = run.settings(clips, wish.quant)
-    return ladder(run, wanted, free, tokens_of, fewest_clips=len(infos))
+    kinds = allowed_kinds(wish.quant, hardware.device, stored_kind(checkpoint))
+    return ladder(run, wanted, free, tokens_of, kinds=kinds, fewest_clips=len(infos))

@@ -100,7 +100,8 @@ def find_memory(source: str, model: str, plan: ClipPlan) -> Path | None:
         except ApolloError:
             continue
         same = (record.source, record.fingerprint) == (source, model)
-        if same and record.span_seconds == plan.clip_seconds and _serves(path, plan):
+        alike = record.span_seconds == plan.clip_seconds and not plan.is_uniform
+        if same and alike and not record.is_uniform and _serves(path, plan):
             return path
     return None
 

@@ -155,7 +155,9 @@ def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
         tokens, times = _read_tensors(path)
     except (SafetensorError, OSError) as error:
         raise MediaError(f"{path.name}: damaged ({error})") from error
-    plan = ClipPlan(times, record.span_seconds, *record.window, record.wanted_clips)
+    plan = ClipPlan(
+        times, record.span_seconds, *record.window, record.wanted_clips, record.is_uniform
+    )
     return VideoMemory(
         path=Path(record.path),
         kind=record.kind,

@@ -33,6 +33,7 @@ class MemoryRecord:
         clips: how many there are. wanted_clips: how many would show everything.
         notes: as in ``VideoMemory``.
         subtitles: start, end and text of each. subtitle_style: how they are told.
+        is_uniform: as in ``ClipPlan``.
     """
 
     model: str
@@ -49,6 +50,7 @@ class MemoryRecord:
     notes: tuple[str, ...] = ()
     subtitles: tuple[tuple[float, float, str], ...] = ()
     subtitle_style: SubtitleStyle = "listed"
+    is_uniform: bool = False
     version: str = __version__
     format: int = FORMAT
 

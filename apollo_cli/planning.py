@@ -138,9 +138,10 @@ class Planner:
         if info.kind == "image":
             return 1
         start, end = self._window(info, sampling)
-        return count_wanted_clips(
+        wanted = count_wanted_clips(
             end - start, self.config.clip_seconds, self.config.frames_per_clip, sampling
         )
+        return min(wanted, sampling.max_clips or wanted)
 
     def _plan_one(self, info: VideoInfo, sampling: SamplingOptions, limit: int) -> ClipPlan:
         if info.kind == "image":

@@ -119,7 +119,7 @@ class VideoMemory:
             "clips_for_everything": self.plan.wanted_clips,
             "frames_per_clip": self.times.shape[1],
             "clip_seconds": self.clip_seconds,
-            "coverage": round(self.plan.coverage, 4),
+            "coverage": None if self.plan.is_uniform else round(self.plan.coverage, 4),
             "coverage_text": self.plan.describe(),
             "clip_times": [[round(float(t), 3) for t in clip] for clip in self.times],
             "subtitles": len(self.spoken.subtitles),

@@ -112,6 +112,7 @@ class Watcher:
             wanted_clips=plan.wanted_clips,
             subtitles=tuple((s.start_seconds, s.end_seconds, s.text) for s in spoken.subtitles),
             subtitle_style=spoken.style,
+            is_uniform=plan.is_uniform,
         )
         config = self.network.config
         shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)

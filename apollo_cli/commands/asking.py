@@ -65,7 +65,7 @@ def start_reader(reading: ReadingOptions) -> GuardedReader:
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.limits import Limits
 
-    limits = Limits(max_pixels=reading.max_pixels, max_seconds=reading.max_hours * 3600)
+    limits = Limits(reading.max_pixels, reading.max_hours * 3600, reading.max_pictures)
     return GuardedReader(limits=limits)
 
 

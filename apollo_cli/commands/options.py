@@ -94,6 +94,7 @@ reading_flags = _flags(
     ),
     click.option("--max-pixels", type=int, default=1 << 26, help="Largest picture to open."),
     click.option("--max-hours", type=float, default=24.0, help="Longest video to open."),
+    click.option("--max-pictures", type=int, default=6_000_000, help="Most pictures of a video."),
 )
 
 generation_flags = _flags(

@@ -29,6 +29,7 @@ class ClipPlan:
         clip_seconds: length of one clip.
         start_seconds, end_seconds: the window that the clips are spread over.
         wanted_clips: clips that would show every moment.
+        is_uniform: frames are spread evenly, so clips are no stretches of real time.
     """
 
     times: np.ndarray
@@ -36,6 +37,7 @@ class ClipPlan:
     start_seconds: float
     end_seconds: float
     wanted_clips: int
+    is_uniform: bool = False
 
     def __len__(self) -> int:
         return len(self.times)
@@ -61,6 +63,9 @@ class ClipPlan:
 
     def describe(self) -> str:
         """Say in words what is looked at and what is not."""
+        if self.is_uniform:
+            step = (self.end_seconds - self.start_seconds) / self.times.size
+            return f"{self.times.size} frames, one every {step:.1f} s"
         count = f"{len(self)} clip{'s' if len(self) != 1 else ''}"
         if len(self) >= self.wanted_clips:
             return f"{count}, every moment seen"
@@ -94,13 +99,11 @@ def resolve_window(duration_seconds: float, options: SamplingOptions) -> tuple[f
 def count_wanted_clips(
     window_seconds: float, clip_seconds: float, frames_per_clip: int, options: SamplingOptions
 ) -> int:
-    """Clips that the options ask for when no budget limits them."""
+    """Clips that would show every moment, or as many frames as were asked for."""
     if options.mode == "uniform" and options.frames is not None:
-        wanted = math.ceil(options.frames / frames_per_clip)
-    else:
-        length = frames_per_clip / options.fps if options.fps else clip_seconds
-        wanted = max(1, math.ceil(window_seconds / length - _EPSILON))
-    return min(wanted, options.max_clips or wanted)
+        return math.ceil(options.frames / frames_per_clip)
+    length = frames_per_clip / options.fps if options.fps else clip_seconds
+    return max(1, math.ceil(window_seconds / length - _EPSILON))
 
 
 def plan_clips(
@@ -132,12 +135,13 @@ def plan_clips(
     start, end = resolve_window(duration_seconds, options)
     window = end - start
     wanted = count_wanted_clips(window, clip_seconds, frames_per_clip, options)
-    count = max(1, min(wanted, limit))
+    count = max(1, min(wanted, limit, options.max_clips or wanted))
     if options.mode == "uniform":
         frames = count * frames_per_clip
         times = start + (np.arange(frames) + 0.5) * window / frames
         span = window * frames_per_clip / frames
-        return ClipPlan(times.reshape(count, frames_per_clip), span, start, end, count)
+        shape = (count, frames_per_clip)
+        return ClipPlan(times.reshape(shape), span, start, end, wanted, is_uniform=True)
     length = frames_per_clip / options.fps if options.fps else float(clip_seconds)
     if window < length - _EPSILON and options.short != "repeat":
         if options.short == "error":

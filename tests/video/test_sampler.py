@@ -94,6 +94,12 @@ def test_uniform_sampling_spreads_a_fixed_number_of_frames():
     ours = plan(60.0, mode="uniform", frames=8)
     assert ours.times.shape == (2, 4)
     np.testing.assert_allclose(np.diff(ours.times.ravel()), 7.5)
+    assert ours.describe() == "8 frames, one every 7.5 s"
+
+
+def test_fewer_clips_than_everything_are_never_called_everything():
+    assert plan(60.0, max_clips=10).describe() == "10 clips, 2.0 s seen of every 6.0 s (33%)"
+    assert plan(60.0).describe() == "30 clips, every moment seen"
 
 
 def test_a_window_behind_the_end_is_a_usage_error():
