@@ -12,7 +12,7 @@ ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
 PREFILL_CHUNK, SMALLEST_CHUNK = 2048, 256
 
 SamplingMode = Literal["fps", "uniform"]
-Decoder = Literal["pyav", "decord"]
+Decoder = Literal["pyav", "decord", "torchcodec"]
 SubtitleStyle = Literal["listed", "interleaved"]
 ShortPolicy = Literal["repeat", "stretch", "error"]
 
@@ -71,7 +71,7 @@ class ReadingOptions:
 
     Attributes:
         stream: number of the picture stream among all streams; None takes the main one.
-        decoder: ``pyav`` is the reference; ``decord`` never judges count or time.
+        decoder: ``pyav`` is the reference; the others never judge count or time.
         fast: take the key picture nearest to each moment: about ten times cheaper, approximate.
         strict: a damaged picture is an error instead of a note.
         image_fps: how many images of a folder make a second.

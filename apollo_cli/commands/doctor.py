@@ -31,6 +31,7 @@ EXTRAS = {
     "ui": ("gradio",),
     "finetune": ("peft", "accelerate"),
     "decord": ("decord",),
+    "torchcodec": ("torchcodec",),
 }
 DECODERS = {"PyAV": ("av", "av"), "decord": ("decord", "decord")}
 DISTRIBUTION = "apollo-video-cli"

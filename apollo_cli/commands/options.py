@@ -78,7 +78,7 @@ reading_flags = _flags(
     click.option("--stream", type=int, help="Number of the picture stream in the file."),
     click.option(
         "--decoder",
-        type=click.Choice(["pyav", "decord"]),
+        type=click.Choice(["pyav", "decord", "torchcodec"]),
         default="pyav",
         help="Who decodes the pictures.",
     ),

@@ -1,4 +1,4 @@
-"""Who decodes: PyAV by default, decord on request. What is in a file, and when, is never theirs."""
+"""Who decodes: PyAV by default, others on request, who never judge what is in a file, or when."""
 
 from __future__ import annotations
 
@@ -20,10 +20,14 @@ from apollo_cli.video.opening import shown
 from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.walk import Walk
 
-Decoder = Literal["pyav", "decord"]
+Decoder = Literal["pyav", "decord", "torchcodec"]
 
-# The name of the package that each decoder needs.
-_PACKAGES: dict[Decoder, tuple[str, str]] = {"pyav": ("av", "av"), "decord": ("decord", "decord")}
+# The module and the package of each decoder.
+_PACKAGES: dict[Decoder, tuple[str, str]] = {
+    "pyav": ("av", "av"),
+    "decord": ("decord", "decord"),
+    "torchcodec": ("torchcodec", "torchcodec"),
+}
 
 # The probe has checked the size, under the limits that the user gave.
 _UNLIMITED = Limits(max_pixels=1 << 62)
@@ -60,11 +64,12 @@ def read_pictures(
 ) -> Iterator[ReadPicture]:
     """Yield ascending, distinct pictures. Images are always read by Pillow.
 
-    decord is known to hang on some files: use it through ``guard`` only.
+    decord is known to hang on some files, and torchcodec brings torch with it: use both through
+    ``guard`` only.
 
     Raises:
-        MediaError: nothing can be decoded, or decord would not give these pictures right.
-        UsageError: the decoder is not installed.
+        MediaError: nothing can be decoded, or the decoder would not give these pictures right.
+        UsageError: the decoder is not installed, or cannot be loaded.
     """
     if info.files:
         for picture in pictures:
@@ -75,6 +80,8 @@ def read_pictures(
             yield ReadPicture(picture, picture, rgb)
     elif decoder == "decord":
         yield from _read_with_decord(info, pictures)
+    elif decoder == "torchcodec":
+        yield from _read_with_torchcodec(info, pictures)
     else:
         yield from _read_with_pyav(info, pictures)
 
@@ -96,38 +103,24 @@ def _read_with_decord(info: VideoInfo, pictures: list[int]) -> Iterator[ReadPict
     for picture in pictures:
         progress.advance()
         rgb = reader[picture].asnumpy()
-        if (rgb.shape[1], rgb.shape[0]) != info.display_size:
-            frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
-            rgb = frame.reformat(*info.display_size).to_ndarray()
-        yield ReadPicture(picture, picture, rgb)
+        yield ReadPicture(picture, picture, _in_proportion(rgb, info))
 
 
 def _open_with_decord(info: VideoInfo) -> Any:
-    if importlib.util.find_spec("decord") is None:
-        raise UsageError(
-            "--decoder decord, which is not installed",
-            next_step="pip install 'apollo-video-cli[decord]', or leave it out",
-        )
-    decord: Any = importlib.import_module("decord")
+    decord = _load("decord", "decord")
     if fault := _unfit_for_decord(info):
-        raise _refusal(info, fault)
+        raise _refusal(info, "decord", fault)
     try:
         reader = decord.VideoReader(str(info.path), num_threads=1)
         starts = np.asarray(reader.get_frame_timestamp(range(len(reader))))[:, 0]
     except (decord.DECORDError, RuntimeError):
-        raise _refusal(info, "it cannot open the file") from None
+        raise _refusal(info, "decord", "it cannot open the file") from None
     if len(starts) != info.frame_count:
-        raise _refusal(info, f"it counts {len(starts)} pictures of {info.frame_count}")
+        fault = f"it counts {len(starts)} pictures of {info.frame_count}"
+        raise _refusal(info, "decord", fault)
     if np.ptp(starts - info.times) > _TIME_SLACK_SECONDS:
-        raise _refusal(info, "its times are wrong")
+        raise _refusal(info, "decord", "its times are wrong")
     return reader
-
-
-def _refusal(info: VideoInfo, fault: str) -> MediaError:
-    return MediaError(
-        f"{shown(info.path)} can't be read right by decord: {fault}",
-        next_step="leave out --decoder decord",
-    )
 
 
 def _unfit_for_decord(info: VideoInfo) -> str:
@@ -144,3 +137,76 @@ def _unfit_for_decord(info: VideoInfo) -> str:
     if (nearest != line.key_of).any():
         return "it gives wrong pictures in open groups"
     return ""
+
+
+def _read_with_torchcodec(info: VideoInfo, pictures: list[int]) -> Iterator[ReadPicture]:
+    """Each picture has to have its own time, since the numbers of two readers may differ.
+
+    Damaged pictures are not noticed.
+    """
+    codec = _load("torchcodec", "torchcodec.decoders")
+    if fault := _unfit_for_torchcodec(info):
+        raise _refusal(info, "torchcodec", fault)
+    try:
+        reader = codec.VideoDecoder(
+            str(info.path),
+            stream_index=info.stream_index,
+            dimension_order="NHWC",
+            num_ffmpeg_threads=1,
+            seek_mode="exact",
+        )
+        for picture in pictures:
+            progress.advance()
+            frame = reader.get_frame_at(picture)
+            gap = frame.pts_seconds - info.clock_offset_seconds - info.times[picture]
+            if abs(gap) > _TIME_SLACK_SECONDS:
+                raise _refusal(info, "torchcodec", f"it gives a picture {gap:+.3f} s away")
+            yield ReadPicture(picture, picture, _in_proportion(frame.data.numpy(), info))
+    except (RuntimeError, ValueError, IndexError, TypeError):
+        # What it raises for a file that it can't read is any of these.
+        raise _refusal(info, "torchcodec", "it cannot decode the file") from None
+
+
+def _unfit_for_torchcodec(info: VideoInfo) -> str:
+    """Why torchcodec gives wrong pictures without an error, as measured."""
+    line = info.timeline
+    assert line is not None
+    if line.walk in ("straight", "count"):
+        return "it seeks wrongly in this kind of file"
+    if info.container == "mpeg":
+        return "it seeks wrongly in program streams"
+    if info.mirrored:
+        return "it does not mirror"
+    if (np.diff(line.pts[line.packet]) <= 0).any():
+        return "the time line of the file repeats"
+    return ""
+
+
+def _load(decoder: Decoder, module: str) -> Any:
+    if importlib.util.find_spec(decoder) is None:
+        raise UsageError(
+            f"--decoder {decoder}, which is not installed",
+            next_step=f"pip install 'apollo-video-cli[{decoder}]', or leave it out",
+        )
+    try:
+        return importlib.import_module(module)
+    except (ImportError, OSError, RuntimeError):
+        raise UsageError(
+            f"--decoder {decoder}, which is installed and cannot be loaded",
+            next_step="see that its libraries fit (torchcodec needs those of FFmpeg, and a release "
+            "made for this torch), or leave it out",
+        ) from None
+
+
+def _refusal(info: VideoInfo, decoder: Decoder, fault: str) -> MediaError:
+    return MediaError(
+        f"{shown(info.path)} can't be read right by {decoder}: {fault}",
+        next_step=f"leave out --decoder {decoder}",
+    )
+
+
+def _in_proportion(rgb: np.ndarray, info: VideoInfo) -> np.ndarray:
+    if (rgb.shape[1], rgb.shape[0]) == info.display_size:
+        return rgb
+    frame = av.VideoFrame.from_ndarray(rgb, format="rgb24")
+    return frame.reformat(*info.display_size).to_ndarray()

@@ -84,7 +84,7 @@ def read_frames(
         times: seconds, in any order; a picture wanted twice is decoded once.
         strict: a damaged picture is an error; otherwise its nearest sound neighbour stands in.
         fast: give the key picture nearest to each time instead, which costs about a tenth.
-        decoder: who decodes; decord may hang, so use it through ``guard`` only.
+        decoder: who decodes; one other than PyAV belongs into the child of ``guard``.
         report: is filled with what was found.
 
     Raises:

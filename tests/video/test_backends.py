@@ -31,10 +31,18 @@ def guard() -> Iterator[GuardedReader]:
         yield reader
 
 
+def skip_if_it_cannot_be_loaded(guard: GuardedReader, decoder: Decoder) -> None:
+    try:
+        list(guard.read_frames(guard.probe(FOLDER / "cfr30.mp4"), [0.0], decoder=decoder))
+    except UsageError as error:
+        pytest.skip(str(error))
+
+
 @pytest.mark.parametrize("name", READABLE)
 @pytest.mark.parametrize("decoder", INSTALLED)
 def test_a_decoder_is_right_or_refuses(guard: GuardedReader, decoder: Decoder, name: str):
     info = guard.probe(FOLDER / name)
+    skip_if_it_cannot_be_loaded(guard, decoder)
     marks = READABLE[name]["facts"].get("marks") or list(range(info.frame_count))
     count = min(info.frame_count, 5)
     indices = np.random.default_rng(1).choice(info.frame_count, count, replace=False)
@@ -48,11 +56,26 @@ def test_a_decoder_is_right_or_refuses(guard: GuardedReader, decoder: Decoder, n
         assert "leave out --decoder" in str(error)
 
 
-@pytest.mark.skipif("decord" in INSTALLED, reason="decord is installed")
-def test_a_decoder_that_is_missing_is_named_with_its_remedy(guard: GuardedReader):
+@pytest.mark.parametrize("decoder", ["decord", "torchcodec"])
+def test_a_decoder_that_is_missing_is_named_with_its_remedy(guard: GuardedReader, decoder: Decoder):
+    if decoder in INSTALLED:
+        pytest.skip(f"{decoder} is installed")
     info = guard.probe(FOLDER / "cfr30.mp4")
-    with pytest.raises(UsageError, match=r"decord, which is not installed; pip install"):
-        list(guard.read_frames(info, [0.0], decoder="decord"))
+    with pytest.raises(UsageError, match=f"{decoder}, which is not installed; pip install"):
+        list(guard.read_frames(info, [0.0], decoder=decoder))
+
+
+@pytest.mark.parametrize(
+    ("name", "fault"),
+    [("field_pairs.mpg", "program streams"), ("ts_jump_back.ts", "time line of the file repeats")],
+)
+def test_torchcodec_refuses_where_it_would_be_wrong(guard: GuardedReader, name: str, fault: str):
+    if "torchcodec" not in INSTALLED:
+        pytest.skip("torchcodec is not installed")
+    skip_if_it_cannot_be_loaded(guard, "torchcodec")
+    info = guard.probe(FOLDER / name)
+    with pytest.raises(MediaError, match=fault):
+        list(guard.read_frames(info, info.times, decoder="torchcodec"))
 
 
 def test_the_default_decoder_is_always_there():
