@@ -31,6 +31,9 @@ _BEAT_SECONDS = 0.25
 # Without a heartbeat for this long the system ends the process, even inside of native code.
 _LAST_RESORT_SECONDS = 300
 
+# Training opens thousands of files with one child; a forgotten one is probed again.
+_KEPT_INFOS = 16
+
 Answer = tuple[dict[str, Any], dict[str, np.ndarray]]
 
 
@@ -141,6 +144,8 @@ class Worker:
             limits=limits,
         )
         self._infos[str(info.path), info.stream_index] = info
+        while len(self._infos) > _KEPT_INFOS:
+            del self._infos[next(iter(self._infos))]
         return pack_info(info)
 
     def _info(self, request: dict[str, Any]) -> VideoInfo:
