@@ -15,6 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from apollo_cli.finetune.nano import TEXT_WIDTH, TOKENS_PER_CLIP
 from apollo_cli.finetune.nano_data import (
     QuestionBatch,
     Videos,
@@ -62,12 +63,13 @@ def answer_logits(
     model: ApolloModel, videos: Videos, batch: QuestionBatch, blind: bool
 ) -> tuple[torch.Tensor, torch.Tensor]:
     """Logits (answer tokens, vocabulary) and their targets."""
-    if videos.visual is not None:
+    if blind:
+        tokens = (len(batch.clips), TOKENS_PER_CLIP, TEXT_WIDTH)
+        visual = torch.zeros(tokens)
+    elif videos.visual is not None:
         visual = videos.visual[batch.clips]
     else:
         visual = model.connector(videos.features[batch.clips].float())
-    if blind:
-        visual = torch.zeros_like(visual)
     hidden = model.llm.model(
         inputs_embeds=embed_batch(model, batch, visual),
         attention_mask=batch.mask,
@@ -100,7 +102,7 @@ def train_language(
     trained: dict[nn.Module, float] = {model.llm: 1.0}
     if stage.connector_lr:
         trained[model.connector] = stage.connector_lr
-    else:
+    elif not stage.blind:
         videos = connect_all(model, videos)
     model.connector.requires_grad_(bool(stage.connector_lr))
     optimiser = Optimiser(trained, stage.steps, stage.muon_lr, stage.adam_lr)

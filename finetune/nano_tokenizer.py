@@ -6,6 +6,8 @@ same token as in a clip's label. Words are lower-cased, so capitals in a questio
 
 from __future__ import annotations
 
+import re
+
 import numpy as np
 from tokenizers import (
     AddedToken,
@@ -18,7 +20,7 @@ from tokenizers import (
     trainers,
 )
 
-from apollo_cli.finetune.toy_questions import EXTRA_KINDS, KINDS, ask
+from apollo_cli.finetune.toy_questions import EXTRA_KINDS, KINDS, Question, ask
 from apollo_cli.finetune.toybox import sample_world
 from apollo_cli.model.prompt import TEMPLATES, number_words
 
@@ -67,6 +69,12 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def _letter_of(question: Question) -> str:
+    """The letter of the right option, so that the tokenizer meets letters behind words too."""
+    found = re.search(rf"([A-D])[).] {re.escape(question.answer)}(?=\s|$)", question.text)
+    return f" ({found[1]})" if question.kind == "choice" and found else ""
+
+
 def _corpus() -> list[str]:
     texts = [str(number) for number in range(100) for _ in range(200)]
     texts += [f" {number_words(number)}" for number in range(1, 61) for _ in range(50)]
@@ -76,5 +84,5 @@ def _corpus() -> list[str]:
         for kind in (*KINDS, *EXTRA_KINDS):
             question = ask(world, kind, rng)
             if question is not None:
-                texts += [question.text, f" {question.answer}"]
+                texts += [question.text, f" {question.answer}{_letter_of(question)}"]
     return texts

@@ -258,8 +258,7 @@ def _choice(world: World, rng: np.random.Generator) -> Question | None:
     form = _pick(rng, ("({letter}) {o}", "({letter}) {o}", "{letter}. {o}", "{letter}) {o}"))
     gap = _pick(rng, (" ", "\n"))
     lines = [form.format(letter=a, o=o) for a, o in zip(LETTERS, options, strict=False)]
-    letter = LETTERS[options.index(base.answer)]
-    return Question("choice", base.text + gap + gap.join(lines), f"{base.answer} ({letter})")
+    return Question("choice", base.text + gap + gap.join(lines), base.answer)
 
 
 def _describe(world: World, rng: np.random.Generator) -> Question:

@@ -284,7 +284,7 @@ def write_video(world: World, path: Path, scale: int = 1) -> None:
 
 
 def example_world() -> World:
-    """The video in examples/: a red ball goes right, a star goes, a blue square comes, a 7 shows."""
+    """The video in examples/: a red ball, a star that goes, a blue square that comes, a 7."""
     red, blue, yellow = COLOURS["red"], COLOURS["blue"], COLOURS["yellow"]
     ball = Thing("circle", "red", red, 0.24, 0.12, 0.3, "right", "slow", 0.065, 0.0, 12.0)
     square = Thing("square", "blue", blue, 0.22, 0.3, 0.72, "left", "medium", 0.2, 3.0, 12.0)

@@ -8,6 +8,7 @@ from __future__ import annotations
 import argparse
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -29,7 +30,7 @@ from apollo_cli.model.tokenizer import TextTokenizer
 
 SEED, KEEP_EVERY = 0, 100
 ENCODER_STEPS, ENCODER_BATCH = 1800, 32
-CONNECTOR_STEPS, CONNECTOR_BATCH = 500, 64
+CONNECTOR_STEPS, CONNECTOR_BATCH = 700, 48
 SHORT_VIDEOS, LONG_VIDEOS = 4000, 3500
 # Seeds of worlds, far apart: nothing trained on is ever tested on.
 SHORT_SEED, LONG_SEED, HELD_OUT_SEED = 1_000_000, 2_000_000, 9_000_000
@@ -47,11 +48,26 @@ ALL_WEIGHTS = {
     "choice": 0.15,
     "describe": 0.03,
 }
+LAST_WEIGHTS = {
+    "colour": 0.04,
+    "shape": 0.05,
+    "direction": 0.06,
+    "speed": 0.05,
+    "digit": 0.03,
+    "at": 0.27,
+    "when": 0.15,
+    "yesno": 0.11,
+    "choice": 0.19,
+    "describe": 0.05,
+}
 STAGES = (
-    LanguageStage("lookups", 300, LOOKUP_WEIGHTS, 0.02, 2e-3),
-    LanguageStage("short", 500, ALL_WEIGHTS, 0.02, 2e-3),
-    LanguageStage("long", 2500, ALL_WEIGHTS, 0.015, 1.5e-3),
+    LanguageStage("lookups", 500, LOOKUP_WEIGHTS, 0.015, 2e-3, token_budget=1500),
+    LanguageStage("short", 700, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=1800),
+    LanguageStage("long", 2600, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=2500),
+    LanguageStage("last", 1150, LAST_WEIGHTS, 0.008, 1e-3, token_budget=2500),
 )
+ON_SHORT_VIDEOS = ("lookups", "short")
+BLIND = LanguageStage("blind", 450, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=2500, blind=True)
 
 
 class Workshop:
@@ -170,16 +186,18 @@ def train(shop: Workshop, out: Path) -> None:
         )
         align_words(model.llm, readout, shop.builder.tokenizer)
         shop.keep("connector")
-    videos = short
-    for number, stage in enumerate(STAGES):
-        if stage.name == "long":
-            whole = shop.videos("features-long", LONG_SEED, shop.count(LONG_VIDEOS), short=False)
-            videos = join_videos(short, whole)
+    whole = shop.videos("features-long", LONG_SEED, shop.count(LONG_VIDEOS), short=False)
+    mixed = join_videos(short, whole)
+    for number, stage in enumerate((*STAGES, BLIND)):
         if not shop.restore(stage.name):
-            scaled = LanguageStage(**{**vars(stage), "steps": shop.count(stage.steps)})
+            videos = short if stage.name in ON_SHORT_VIDEOS else mixed
+            scaled = replace(stage, steps=shop.count(stage.steps))
             run_language(shop, scaled, videos, SEED + number)
-    save_nano(model, out)
-    log(f"written: {out}")
+        if stage is STAGES[-1]:
+            save_nano(model, out)
+            log(f"written: {out}")
+    save_nano(model, shop.folder / "blind")
+    log(f"written: {shop.folder / 'blind'}, which never saw a pixel")
 
 
 def main() -> None:
