@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gc
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -57,6 +58,7 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
     stop = min(start + _MOST_PACKETS, last + _PACKETS)
     came: set[int] = set()
     first: av.VideoFrame | None = None
+    pictures: list[tuple[int, av.VideoFrame]] = []
     feed = Feed(path, stream_index)
     try:
         feed.skip_to(start)
@@ -74,7 +76,7 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
     if first is None:
         raise MediaError(f"{shown(path)}: no picture can be decoded", "it may be damaged")
     undecodable |= leads & ~np.isin(np.arange(len(leads)), list(came))
-    return FirstPictures(
+    found = FirstPictures(
         size=(first.width, first.height),
         pixel_format=first.format.name,
         turn=read_turn(first),
@@ -83,3 +85,7 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
         reorders=feed.stream.codec_context.has_b_frames,
         undecodable=undecodable,
     )
+    # Asked for its side data, a picture of PyAV refers to itself: nothing else would free it soon.
+    del first, pictures
+    gc.collect(1)
+    return found

@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import gc
 import os
 import shutil
 import time
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -122,6 +124,17 @@ def test_the_picture_on_display_is_found_where_the_rate_varies(shown_at: tuple[f
     assert mark is not None
     assert mark.number == number
     assert frame.seconds <= seconds
+
+
+def test_a_probe_keeps_no_picture_in_memory():
+    gc.collect()
+    gc.disable()
+    try:
+        for _ in range(3):
+            probe(FOLDER / "rot90.mp4")
+        assert [kept for kept in gc.get_objects() if isinstance(kept, av.VideoFrame)] == []
+    finally:
+        gc.enable()
 
 
 def test_times_outside_of_the_video_give_its_first_and_last_picture():
