@@ -6,7 +6,8 @@ Each part runs in a process of its own, on one file that the benchmark makes its
 content, a key picture every 2 s, 3 B-pictures, 30 a second. All figures are ratios of one run.
 The practice is what users do without this package: decord (or, where that is not installed, PyAV
 decoding everything) gives pictures at full size, each is padded to a full-size square for each
-encoder, and Pillow resizes the squares. It is measured on fewer clips and scaled up.
+encoder, and Pillow resizes the squares. It is measured on fewer clips and scaled up. Memory by
+length, whole commands and many openings are measured by ``decode_more.py``.
 """
 
 from __future__ import annotations
@@ -53,9 +54,9 @@ SPECS = (
 )
 
 
-def make_hour(path: Path, minutes: float) -> None:
+def make_hour(path: Path, minutes: float, size: tuple[int, int] = SIZE) -> None:
     """Encode 20 s with a number in each picture, and repeat its packets."""
-    width, height = SIZE
+    width, height = size
     chance = np.random.default_rng(0)
     tiles = chance.integers(0, 256, (height // 8 + 40, width // 8 + 80, 3), dtype=np.uint8)
     ground = tiles.repeat(8, axis=0).repeat(8, axis=1)
