@@ -28,7 +28,7 @@ from apollo_cli.finetune.toy_questions import EXTRA_KINDS, KINDS, Question, ask,
 from apollo_cli.finetune.toybox import sample_world, write_video
 from apollo_cli.video_memory import VideoMemory
 
-HELD_OUT_SEED = 9_000_000
+HELD_OUT_SEED = 9_500_000
 GATES = {
     "colour": 95,
     "shape": 95,
@@ -198,8 +198,8 @@ def main() -> None:
     parser.add_argument("--card", action="store_true", help="write the card beside the weights")
     parser.add_argument("--wrong", action="store_true", help="list wrong answers")
     options = parser.parse_args()
-    model = load(options.checkpoint, device="cpu")
-    blind = load(options.blind, device="cpu") if options.blind else model
+    model = load(options.checkpoint, device="cpu", use_cache=False)
+    blind = load(options.blind, device="cpu", use_cache=False) if options.blind else model
     asked = collect(model, blind, options.videos, options.per_kind)
     lines = score(asked)
     sys.stdout.write(table(lines) + "\n")

@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from apollo_cli.finetune.nano_tokenizer import END_TOKEN, build_tokenizer
+from apollo_cli.finetune.nano_tokenizer import build_tokenizer, end_token_id
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,
@@ -176,7 +176,7 @@ def build_nano(seed: int) -> ApolloModel:
     """Build the network with random weights."""
     torch.manual_seed(seed)
     tokenizer = build_tokenizer()
-    end_id = tokenizer.token_to_id(END_TOKEN)
+    end_id = end_token_id(tokenizer)
     model = ApolloModel(network_config(tokenizer.get_vocab_size(), end_id))
     for module in model.encoders.modules():
         if isinstance(module, InternVideo2):
@@ -186,25 +186,26 @@ def build_nano(seed: int) -> ApolloModel:
                 # The tiny start of the original is for towers of forty blocks.
                 if name.endswith("gamma"):
                     nn.init.ones_(parameter)
-    nn.init.normal_(model.llm.get_input_embeddings().weight, std=WORD_RMS)
-    nn.init.constant_(model.connector.resampler.norm.wheight, WORD_RMS)
+    llm, connector = dict(model.llm.named_parameters()), dict(model.connector.named_parameters())
+    nn.init.normal_(llm["model.embed_tokens.weight"], std=WORD_RMS)
+    nn.init.constant_(connector["resampler.norm.wheight"], WORD_RMS)
     return model
 
 
-def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float16) -> None:
-    """Write the network in the released layout, tokenizer included."""
-    tokenizer = build_tokenizer()
-    end_id = tokenizer.token_to_id(END_TOKEN)
-    llm = llm_config(tokenizer.get_vocab_size(), end_id)
-    towers = {
+def tower_config() -> dict[str, Any]:
+    """The vision tower's config.json: both encoders, in the order of concatenation."""
+    return {
         "model_type": "hybrid_vision_tower",
         "vision_towers": [VIDEO_NAME, IMAGE_NAME],
         "num_vision_encoders": 2,
         "token_output_shape": list(GRID),
         "configs": {},
     }
-    connector = connector_config()
-    root = {
+
+
+def root_config(llm: dict[str, Any], dtype: torch.dtype) -> dict[str, Any]:
+    """The root config.json."""
+    return {
         "model_type": "apollo",
         "architectures": ["ApolloForCausalLM"],
         "apollo_template": "qwen_2",
@@ -219,9 +220,16 @@ def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float
         "vocab_size": llm["vocab_size"],
         "hidden_size": TEXT_WIDTH,
         "llm_cfg": llm,
-        "vision_tower_cfg": towers,
-        "mm_connector_cfg": connector,
+        "vision_tower_cfg": tower_config(),
+        "mm_connector_cfg": connector_config(),
     }
+
+
+def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float16) -> None:
+    """Write the network in the released layout, tokenizer included."""
+    tokenizer = build_tokenizer()
+    end_id = end_token_id(tokenizer)
+    llm = llm_config(tokenizer.get_vocab_size(), end_id)
     generation = {"eos_token_id": [end_id], "pad_token_id": end_id, "do_sample": False}
     preprocessor = {
         "image_processor_type": "SiglipImageProcessor",
@@ -231,12 +239,12 @@ def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float
         "image_std": list(IMAGE_PIXELS.std),
     }
     files = {
-        "config.json": root,
-        "vision_tower/config.json": towers,
+        "config.json": root_config(llm, dtype),
+        "vision_tower/config.json": tower_config(),
         f"vision_tower/{VIDEO_NAME}/config.json": internvideo2_config(),
         f"vision_tower/{IMAGE_NAME}/config.json": siglip_config(),
         f"vision_tower/{IMAGE_NAME}/preprocessor_config.json": preprocessor,
-        "mm_connector/config.json": connector,
+        "mm_connector/config.json": connector_config(),
         "llm/config.json": llm,
         "llm/generation_config.json": generation,
         "llm/tokenizer_config.json": {"tokenizer_class": "PreTrainedTokenizerFast"},

@@ -8,14 +8,14 @@ visual tokens tell start in the directions in which the visual tokens tell it.
 from __future__ import annotations
 
 import math
+from typing import Any
 
 import torch
-from torch import nn
 
 from apollo_cli.finetune.nano import WORD_RMS
 from apollo_cli.finetune.nano_clips import MOTIONS
 from apollo_cli.finetune.nano_connector import Readout
-from apollo_cli.finetune.nano_data import QUERIES
+from apollo_cli.finetune.nano_data import QUERIES, TARGETS
 from apollo_cli.finetune.toy_phrases import NAMES
 from apollo_cli.finetune.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS
 from apollo_cli.model.tokenizer import TextTokenizer
@@ -25,7 +25,7 @@ _LABEL_DISTANCE, _CLIP_DISTANCE = 8, 16
 _SHARP, _BROAD, _SLOW = slice(0, 8), slice(1, 5), slice(8, 16)
 
 
-def seed_distance(llm: nn.Module, layer: int, head: int, distance: int, *, sharp: bool) -> None:
+def seed_distance(llm: Any, layer: int, head: int, distance: int, *, sharp: bool) -> None:
     """Let one head look back over a distance, through its biases alone.
 
     A bias on queries and keys, turned by the rotary positions, scores a pair of tokens by how far
@@ -47,7 +47,7 @@ def seed_distance(llm: nn.Module, layer: int, head: int, distance: int, *, sharp
         attention.q_proj.bias[start + half : start + width] = -size * torch.sin(distance * rate)
 
 
-def seed_likeness(llm: nn.Module, layer: int, head: int, peak: float = 10.0) -> None:
+def seed_likeness(llm: Any, layer: int, head: int, peak: float = 10.0) -> None:
     """Let one head look for tokens like its own and take over a part of what they hold.
 
     Only channels that the rotary positions hardly turn are used, so distance does not matter.
@@ -67,7 +67,7 @@ def seed_likeness(llm: nn.Module, layer: int, head: int, peak: float = 10.0) -> 
         attention.o_proj.weight[:, start : start + width] = taken.T * WORD_RMS
 
 
-def seed_language_model(llm: nn.Module) -> None:
+def seed_language_model(llm: Any) -> None:
     """Give the first layers their habits: near tokens, labels, previous clips, likeness."""
     for head, distance in enumerate((1, 2, 3)):
         seed_distance(llm, 0, head, distance, sharp=True)
@@ -80,7 +80,7 @@ def seed_language_model(llm: nn.Module) -> None:
         seed_distance(llm, 2, head, distance, sharp=True)
 
 
-def align_words(llm: nn.Module, readout: Readout, tokenizer: TextTokenizer) -> None:
+def align_words(llm: Any, readout: Readout, tokenizer: TextTokenizer) -> None:
     """Start the words of the drawn world where the readout found their meaning."""
     embedding = llm.get_input_embeddings().weight
     for word, direction in word_directions(readout).items():
@@ -93,7 +93,8 @@ def align_words(llm: nn.Module, readout: Readout, tokenizer: TextTokenizer) -> N
 @torch.no_grad()
 def word_directions(readout: Readout) -> dict[str, torch.Tensor]:
     """For each word the direction (H,) of visual tokens that mean it."""
-    rows = {name: _centred(head.weight[1:]) for name, head in readout.heads.items()}
+    heads = dict(readout.heads.named_parameters())
+    rows = {name: _centred(heads[f"{name}.weight"][1:]) for name in TARGETS}
     keys = readout.query @ readout.key.weight
     shape_keys, colour_keys = _centred(keys[: len(SHAPES)]), _centred(keys[len(SHAPES) : -1])
     words: dict[str, torch.Tensor] = {}

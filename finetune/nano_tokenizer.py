@@ -69,6 +69,13 @@ def build_tokenizer() -> Tokenizer:
     return tokenizer
 
 
+def end_token_id(tokenizer: Tokenizer) -> int:
+    """The id that ends an answer."""
+    index = tokenizer.token_to_id(END_TOKEN)
+    assert index is not None
+    return index
+
+
 def _letter_of(question: Question) -> str:
     """The letter of the right option, so that the tokenizer meets letters behind words too."""
     found = re.search(rf"([A-D])[).] {re.escape(question.answer)}(?=\s|$)", question.text)

@@ -109,8 +109,8 @@ class Workshop:
     def videos(self, name: str, seed: int, count: int, short: bool) -> Videos:
         """Draw and encode worlds, or read their features back."""
         rng = np.random.default_rng(seed)
-        seconds = rng.choice([3, 4, 4, 5, 6, 6], size=count) if short else None
-        jobs = [(seed + i, float(seconds[i]) if short else None) for i in range(count)]
+        lengths = rng.choice([3, 4, 4, 5, 6, 6], size=count)
+        jobs = [(seed + i, float(lengths[i]) if short else None) for i in range(count)]
         if self.path(name).is_file():
             worlds = [sample_world(*job) for job in jobs]
             times = [clip_times(world) for world in worlds]

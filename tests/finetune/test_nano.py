@@ -144,7 +144,7 @@ def test_the_connector_learns_facts_that_words_then_point_to(
     assert last < first
     align_words(model.llm, readout, builder.tokenizer)
     (word,) = builder.tokenizer.encode(" red")
-    row = model.llm.get_input_embeddings().weight[word]
+    row = dict(model.llm.named_parameters())["model.embed_tokens.weight"][word]
     meaning = word_directions(readout)[" red"]
     assert torch.cosine_similarity(row, meaning, dim=0) > 0.99
 

@@ -92,6 +92,7 @@ def test_a_file_shows_what_was_drawn(tmp_path: Path):
     with av.open(str(tmp_path / "world.mp4")) as container:
         frames = [frame.to_ndarray(format="rgb24") for frame in container.decode(video=0)]
         stream = container.streams.video[0]
+        assert stream.duration is not None and stream.time_base is not None
         assert float(stream.duration * stream.time_base) == pytest.approx(5.0)
     assert len(frames) == world.frame_count
     assert frames[0].shape[:2] == (2 * world.height, 2 * world.width)
