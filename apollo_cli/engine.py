@@ -79,16 +79,15 @@ def load(
         on_progress=lambda done, total: on_progress("load", done, total),
     )
     planner = load_planner(checkpoint, template)
-    if settings is not None:
-        planner = replace(planner, most_clips=settings.clips)
+    most_clips, batch = (settings.clips, settings.encode_batch) if settings else (None, 0)
     watcher = Watcher(
         network,
-        planner,
+        replace(planner, most_clips=most_clips),
         located.name,
         fingerprint(checkpoint, hardware.dtype),
         use_cache,
-        encode_batch=settings.encode_batch if settings else 0,
-        reader=reader or GuardedReader(),
+        batch,
+        reader or GuardedReader(),
     )
     apollo = Apollo(watcher, hardware, located, time.perf_counter() - started)
     apollo.quant = settings.quant if settings else quant
@@ -257,6 +256,7 @@ class Apollo:
             "dtype": self.hardware.dtype,
             "quant": self.quant,
             "attention": self.hardware.attention,
+            "reasons": list(self.hardware.reasons),
             "template": self.prompts.template_name,
         }
 
@@ -295,27 +295,12 @@ class Apollo:
         prefix_length = self.session.prefix_length
         prefilled = time.perf_counter()
         ids: list[int] = []
-        shown, stop = "", "end"
-        for token in self.session.write(logits, options):
-            ids.append(token)
-            text = self.prompts.tokenizer.decode(ids).lstrip()
-            # A character may be spread over tokens; it is shown when it is whole.
-            if not text.endswith("\ufffd") and len(text) > len(shown):
-                yield text[len(shown) :]
-                shown = text
-            if is_looping(ids):
-                stop = "repetition"
-                notes.append("the answer began to repeat itself and was stopped")
-                break
-        if len(ids) >= options.max_new_tokens:
-            stop = "length"
-            notes.append(f"the answer was cut at {options.max_new_tokens} tokens")
-        text = self.prompts.tokenizer.decode(ids).lstrip()
-        if len(text) > len(shown):
-            yield text[len(shown) :]
+        yield from self._spell(self.session.write(logits, options), ids)
+        stop = self._why_stopped(ids, options, notes)
+        text = self.prompts.tokenizer.decode(ids).strip()
         visual = sum(memory.tokens.shape[0] * memory.tokens.shape[1] for memory in memories)
         stream.answer = Answer(
-            text=text.rstrip(),
+            text=text,
             question=question,
             stop=stop,
             generated=len(ids),
@@ -337,3 +322,27 @@ class Apollo:
             notes=tuple(notes),
             citations=tuple(cited_times(text, memories[0])) if len(memories) == 1 else (),
         )
+
+    def _spell(self, tokens: Iterator[int], ids: list[int]) -> Iterator[str]:
+        """Yield text as tokens come, and collect them; ends where the answer turns in a loop."""
+        shown = text = ""
+        for token in tokens:
+            ids.append(token)
+            text = self.prompts.tokenizer.decode(ids).lstrip()
+            # A character may be spread over tokens; it is shown when it is whole.
+            if not text.endswith("\ufffd") and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+            if is_looping(ids):
+                break
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+
+    def _why_stopped(self, ids: list[int], options: GenerationOptions, notes: list[str]) -> str:
+        if is_looping(ids):
+            notes.append("the answer began to repeat itself and was stopped")
+            return "repetition"
+        if len(ids) >= options.max_new_tokens:
+            notes.append(f"the answer was cut at {options.max_new_tokens} tokens")
+            return "length"
+        return "end"

@@ -13,18 +13,6 @@ from apollo_cli.weights.files import read_json
 
 CARD_FILE = "nano_card.json"
 TOY_NOTICE = "this answer is by apollo-nano, a toy trained on drawn shapes; it knows nothing else"
-# The first that fits decides: a choice may ask about a colour, and is a choice all the same.
-KIND_WORDS = {
-    "choice": r"\(b\)|\bb[.)]|\bA \w+ B \w+",
-    "digit": r"\bdigit|\bnumber",
-    "when": r"\bwhen\b|\bat what time|\bwhat second",
-    "at": r"\bat (second )?\d|\bafter \d+ s|\bat time",
-    "speed": r"\bfast\b|\bspeed|\bslow",
-    "direction": r"\bwhich way|\bdirection|\bwhere (is|does)\b|\bhow does\b",
-    "yesno": r"^(is|are|does|do|can|was|were|has|did)\b",
-    "colour": r"\bcolou?r",
-    "shape": r"\bshape",
-}
 
 
 @dataclass(frozen=True)
@@ -34,44 +22,50 @@ class KindScore:
     Attributes:
         score, baseline, gate: in percent; the baseline is the same without the video.
         supported: whether the gate was met.
+        pattern: regular expression of questions of this kind; None where words do not tell.
     """
 
     score: float
     baseline: float
     gate: float
     supported: bool
+    pattern: str | None
 
 
 def read_card(folder: Path) -> dict[str, KindScore]:
-    """The scores by kind; empty when there is no card.
+    """The scores by kind, in the order in which their patterns are tried; empty without a card.
 
     Raises:
         WeightsError: the card is damaged.
     """
     if not (folder / CARD_FILE).is_file():
         return {}
-    kinds = read_json(folder / CARD_FILE).get("kinds", {})
+    card = read_json(folder / CARD_FILE)
+    kinds = card["kinds"]
     return {
-        name: KindScore(row["score"], row["baseline"], row["gate"], row["supported"])
-        for name, row in kinds.items()
+        name: KindScore(
+            row["score"], row["baseline"], row["gate"], row["supported"], row.get("pattern")
+        )
+        for name in card["pattern_order"]
+        for row in [kinds[name]]
     }
 
 
-def question_kind(question: str) -> str | None:
-    """Which kind of question this is, as far as its words tell."""
-    for kind, words in KIND_WORDS.items():
-        if re.search(words, question, re.IGNORECASE):
+def question_kind(card: dict[str, KindScore], question: str) -> str | None:
+    """Which kind of question this is, as far as its words tell; the first that fits decides."""
+    for kind, score in card.items():
+        if score.pattern and re.search(score.pattern, question, re.IGNORECASE):
             return kind
     return None
 
 
 def toy_remarks(card: dict[str, KindScore], question: str) -> list[str]:
     """What a user of the toy should know about its answer to a question."""
-    kind = question_kind(question)
+    kind = question_kind(card, question)
     if kind is None:
         return [TOY_NOTICE, "this kind of question was not part of its training"]
-    score = card.get(kind)
-    if score is None or score.supported:
+    score = card[kind]
+    if score.supported:
         return [TOY_NOTICE]
     return [
         TOY_NOTICE,

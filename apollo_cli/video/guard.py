@@ -18,7 +18,7 @@ from typing import Any
 
 import numpy as np
 
-from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.errors import DeviceError, MediaError, UsageError
 from apollo_cli.video.backends import Decoder
 from apollo_cli.video.channel import Slot, create_file, decode, encode
 from apollo_cli.video.info import VideoInfo, unpack_info
@@ -161,6 +161,11 @@ class GuardedReader:
         self._buffer = b""
 
     def _start(self) -> subprocess.Popen[bytes]:
+        if sys.platform == "win32":
+            raise DeviceError(
+                "Windows has no way to hand pictures over from the decoder's process",
+                next_step="run apollo inside WSL",
+            )
         self._slots = [Slot() for _ in range(_SLOTS)]
         descriptors = [slot.descriptor for slot in self._slots]
         self._complaints = create_file()
