@@ -48,7 +48,7 @@ ALL_WEIGHTS = {
     "choice": 0.15,
     "describe": 0.03,
 }
-LAST_WEIGHTS = {
+CHOICES_WEIGHTS = {
     "colour": 0.04,
     "shape": 0.05,
     "direction": 0.06,
@@ -60,11 +60,24 @@ LAST_WEIGHTS = {
     "choice": 0.19,
     "describe": 0.05,
 }
+TIMES_WEIGHTS = {
+    "colour": 0.04,
+    "shape": 0.05,
+    "direction": 0.06,
+    "speed": 0.05,
+    "digit": 0.03,
+    "at": 0.36,
+    "when": 0.24,
+    "yesno": 0.08,
+    "choice": 0.06,
+    "describe": 0.03,
+}
 STAGES = (
     LanguageStage("lookups", 500, LOOKUP_WEIGHTS, 0.015, 2e-3, token_budget=1500),
     LanguageStage("short", 700, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=1800),
     LanguageStage("long", 2600, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=2500),
-    LanguageStage("last", 1150, LAST_WEIGHTS, 0.008, 1e-3, token_budget=2500),
+    LanguageStage("choices", 1150, CHOICES_WEIGHTS, 0.008, 1e-3, token_budget=2500),
+    LanguageStage("times", 2400, TIMES_WEIGHTS, 0.012, 1.5e-3, token_budget=2500),
 )
 ON_SHORT_VIDEOS = ("lookups", "short")
 BLIND = LanguageStage("blind", 450, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=2500, blind=True)
