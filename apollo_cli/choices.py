@@ -54,9 +54,10 @@ def choose(
     Raises:
         UsageError: fewer than two options, more than ten, or two that are the same.
     """
-    if not 2 <= len(options) <= len(LETTERS) or len(set(options)) < len(options):
+    told = {option.strip() for option in options} - {""}
+    if not 2 <= len(told) <= len(LETTERS) or len(told) < len(options):
         raise UsageError(
-            f"{len(options)} choices, {len(set(options))} of them different",
+            f"{len(options)} given as --choice, {len(told)} of them different and not empty",
             f"allowed are 2 to {len(LETTERS)} different ones",
         )
     if apollo.located.is_toy:

@@ -64,7 +64,7 @@ def cited_times(text: str, memory: VideoMemory) -> list[Citation]:
         for seconds in _seconds(match):
             if seconds > memory.duration_seconds:
                 continue
-            ends = starts + lengths
+            ends = np.minimum(starts + lengths, memory.duration_seconds)
             away = np.maximum(starts - seconds, seconds - ends).clip(min=0)
             nearest = int(away.argmin())
             edges = (round(float(starts[nearest]), 3), round(float(ends[nearest]), 3))

@@ -117,6 +117,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         arguments: None takes those of the process.
     """
     arguments = list(sys.argv[1:] if arguments is None else arguments)
+    # A descriptor that the caller closed is written to nowhere.
+    sys.stdout = sys.stdout or open(os.devnull, "w")  # noqa: SIM115
+    sys.stderr = sys.stderr or open(os.devnull, "w")  # noqa: SIM115
     for stream in (sys.stdout, sys.stderr):
         # A name that the terminal's encoding lacks must not become a crash.
         if isinstance(stream, io.TextIOWrapper):
@@ -137,7 +140,13 @@ def _run(arguments: list[str]) -> int:
         # Of our commands none returns a value, so an integer is the code of an early exit.
         code = cli.main(arguments, prog_name="apollo", standalone_mode=False)
     except click.ClickException as error:
-        error.show()
+        command = (
+            error.ctx.command_path
+            if isinstance(error, click.UsageError) and error.ctx
+            else "apollo"
+        )
+        reason = " ".join(error.format_message().split()).rstrip(".")
+        _show(f"{reason}; {command} --help shows what is allowed", debug)
         return error.exit_code
     except ApolloError as error:
         _show(error.message, debug)
@@ -147,6 +156,10 @@ def _run(arguments: list[str]) -> int:
         return INTERRUPTED
     except PipeClosed:
         raise
+    except OSError as error:
+        place = f": {error.filename}" if error.filename else ""
+        _show(f"{error.strerror or error}{place}", debug)
+        return 1
     except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
         what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
         _show(what if debug else f"{what}; run again with apollo --debug for the traceback", debug)

@@ -52,8 +52,8 @@ class SamplingOptions:
             raise UsageError("--fps with --sampling uniform", next_step="use --frames instead")
         if self.frames is not None and self.mode == "fps":
             raise UsageError("--frames with --sampling fps", next_step="add --sampling uniform")
-        if self.frames is not None and self.frames < 1:
-            raise UsageError(f"--frames {self.frames}", "allowed is 1 or more")
+        if self.frames is not None and not 1 <= self.frames <= 100_000:
+            raise UsageError(f"--frames {self.frames}", "allowed is 1 to 100,000")
         if self.max_clips is not None and self.max_clips < 1:
             raise UsageError(f"--max-clips {self.max_clips}", "allowed is 1 or more")
         if not 0 <= self.start_seconds < float("inf"):
@@ -132,8 +132,8 @@ class GenerationOptions:
             raise UsageError(f"--temperature {self.temperature:g}", "allowed is 0 to 100")
         if not 0 < self.top_p <= 1:
             raise UsageError(f"--top-p {self.top_p:g}", "allowed is above 0 and up to 1")
-        if self.seed < 0:
-            raise UsageError(f"--seed {self.seed}", "allowed is 0 or more")
+        if not 0 <= self.seed < 2**63:
+            raise UsageError(f"--seed {self.seed}", "allowed is 0 up to 2**63 - 1")
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 10:
             raise UsageError(
                 f"--repetition-penalty {self.repetition_penalty:g}",

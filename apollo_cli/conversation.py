@@ -108,6 +108,8 @@ class Conversation:
         Raises:
             UsageError: the file cannot be written.
         """
+        if path.suffix not in (".md", ".json"):
+            raise UsageError(f"{path.name}", "allowed are names that end in .md or .json")
         is_text = path.suffix == ".md"
         text = self.to_markdown() if is_text else json.dumps(self.to_dict(), indent=2) + "\n"
         try:

@@ -20,13 +20,13 @@ from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planning import load_planner
+from apollo_cli.planning import QUESTION_RESERVE, load_planner
 from apollo_cli.session import Session, is_looping
 from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.subtitles import find_subtitles
+from apollo_cli.video.subtitles import find_subtitles, read_subtitles
 from apollo_cli.video_memory import VideoMemory, fit_memories
 from apollo_cli.watching import Progress, Watcher, no_progress
 from apollo_cli.weights.bits import QuantKind
@@ -155,12 +155,16 @@ class Apollo:
         spoken = [self._listen(info, reading) for info in infos]
         plans = self.planner.plan(infos, sampling, reserve_tokens, spoken) if infos else []
         told = zip(infos, plans, spoken, strict=True)
-        return [
+        memories = [
             item
             if isinstance(item, VideoMemory)
             else self.watcher.watch(*next(told), reading, on_progress=on_progress)
             for item in found
         ]
+        # A file of `remember` may hold more than the context: what is left is what is told.
+        needed = QUESTION_RESERVE + 1 if reserve_tokens is None else reserve_tokens
+        context = self.network.config.context
+        return fit_memories(memories, self.prompts, context, needed, []) if memories else []
 
     def remember(
         self,
@@ -213,6 +217,8 @@ class Apollo:
         """As ``ask``, with the text as it is written."""
         if not question.strip():
             raise UsageError("the question is empty", next_step="ask something")
+        if any("\ud800" <= character <= "\udfff" for character in question):
+            raise UsageError("the question is not valid UTF-8", next_step="type it again")
         single = isinstance(video, VideoMemory)
         memories = [video] if single else list(video or [])
         stream = AnswerStream(iter(()))
@@ -229,9 +235,19 @@ class Apollo:
         if Path(path).suffix != SUFFIX:
             reader = self.watcher.reader
             return reader.probe(path, stream=reading.stream, image_fps=reading.image_fps)
+        if sampling.mode != "fps" or sampling.fps is not None or reading.fast:
+            raise UsageError(
+                f"{path} is a memory: its pictures were chosen when it was made",
+                "allowed are --from, --to and --max-clips",
+                "ask the video itself for another sampling",
+            )
         memory = load_memory(Path(path), self.watcher.fingerprint, self.located.name)
         memory = replace(memory, tokens=memory.tokens.to(self.network.device))
-        return memory.within(sampling.start_seconds, sampling.end_seconds)
+        if reading.subtitles not in ("none", "auto"):
+            lines = read_subtitles(reading.subtitles)
+            memory = replace(memory, spoken=Spoken(lines, reading.subtitle_style))
+        memory = memory.within(sampling.start_seconds, sampling.end_seconds)
+        return memory.thinned(sampling.max_clips or len(memory))
 
     def _listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
         return Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style)
@@ -295,7 +311,7 @@ class Apollo:
         prefix_length = self.session.prefix_length
         prefilled = time.perf_counter()
         ids: list[int] = []
-        yield from self._spell(self.session.write(logits, options), ids)
+        yield from self.session.spell(logits, options, ids)
         stop = self._why_stopped(ids, options, notes)
         text = self.prompts.tokenizer.decode(ids).strip()
         visual = sum(memory.tokens.shape[0] * memory.tokens.shape[1] for memory in memories)
@@ -322,21 +338,6 @@ class Apollo:
             notes=tuple(notes),
             citations=tuple(cited_times(text, memories[0])) if len(memories) == 1 else (),
         )
-
-    def _spell(self, tokens: Iterator[int], ids: list[int]) -> Iterator[str]:
-        """Yield text as tokens come, and collect them; ends where the answer turns in a loop."""
-        shown = text = ""
-        for token in tokens:
-            ids.append(token)
-            text = self.prompts.tokenizer.decode(ids).lstrip()
-            # A character may be spread over tokens; it is shown when it is whole.
-            if not text.endswith("\ufffd") and len(text) > len(shown):
-                yield text[len(shown) :]
-                shown = text
-            if is_looping(ids):
-                break
-        if len(text) > len(shown):
-            yield text[len(shown) :]
 
     def _why_stopped(self, ids: list[int], options: GenerationOptions, notes: list[str]) -> str:
         if is_looping(ids):

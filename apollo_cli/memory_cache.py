@@ -92,13 +92,14 @@ def find_memory(source: str, model: str, plan: ClipPlan) -> Path | None:
     A plan of clips at a rate is also served by a memory of a larger window that is as dense.
     """
     exact = place_for(source, model, plan)
-    if exact.is_file():
-        return exact
     for path in sorted(cache_folder().glob(f"{source[:12]}-*{SUFFIX}")):
         try:
             record = read_record(path)
         except ApolloError:
+            # Cut, or of another version: it will be written anew.
             continue
+        if path == exact:
+            return path
         same = (record.source, record.fingerprint) == (source, model)
         alike = record.span_seconds == plan.clip_seconds and not plan.is_uniform
         if same and alike and not record.is_uniform and _serves(path, plan):

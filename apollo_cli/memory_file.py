@@ -8,6 +8,7 @@ next run goes on behind them.
 
 from __future__ import annotations
 
+import hashlib
 import json
 import os
 from dataclasses import replace
@@ -16,6 +17,7 @@ from typing import Any
 
 import numpy as np
 import torch
+from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
 from apollo_cli.errors import MediaError, WeightsError
@@ -40,6 +42,10 @@ class MemoryWriter:
 
     Attributes:
         done: clips that are safely on disk.
+
+    Raises:
+        Timeout: another run is writing the same file.
+        OSError: the file cannot be written.
     """
 
     def __init__(
@@ -63,6 +69,9 @@ class MemoryWriter:
             ),
         }
         self._entries = entries
+        target.parent.mkdir(parents=True, exist_ok=True)
+        self._lock = FileLock(target.with_name(target.name + ".lock"))
+        self._lock.acquire(blocking=False)
         self._header = self._render(record, None)
         self._times_at = len(self._header)
         self._tokens_at = self._times_at + times_bytes
@@ -85,7 +94,6 @@ class MemoryWriter:
         except (OSError, ValueError):
             same, count = False, 0
         if not same:
-            self.target.parent.mkdir(parents=True, exist_ok=True)
             self.counter.unlink(missing_ok=True)
             with self.part.open("wb") as file:
                 file.write(self._header)
@@ -109,19 +117,38 @@ class MemoryWriter:
 
     def finish(self, notes: tuple[str, ...]) -> Path:
         """Complete the record and give the file its name."""
-        record = replace(self.record, notes=notes)
+        record = replace(self.record, notes=notes, digest=_digest(self.part, self._times_at))
         with self.part.open("r+b") as file:
             file.write(self._render(record, self._times_at - 8))
             file.flush()
             os.fsync(file.fileno())
         self.part.replace(self.target)
         self.counter.unlink(missing_ok=True)
+        self.release()
         return self.target
+
+    def release(self) -> None:
+        """Let another run write the file; what was written stays, to be gone on with."""
+        self._lock.release()
+        Path(self._lock.lock_file).unlink(missing_ok=True)
+
+    def discard(self) -> None:
+        """Delete what was written: an unfinished memory that nobody asked for by name."""
+        self.part.unlink(missing_ok=True)
+        self.counter.unlink(missing_ok=True)
+        self.release()
 
     def written(self) -> tuple[torch.Tensor, np.ndarray]:
         """Tokens and times of the clips that are there."""
         tokens, times = _read_tensors(self.part)
         return tokens[: self.done], times[: self.done]
+
+
+def _digest(path: Path, start: int) -> str:
+    """SHA-256 of a file from an offset on."""
+    with path.open("rb") as file:
+        file.seek(start)
+        return hashlib.file_digest(file, "sha256").hexdigest()
 
 
 def _entry(dtype: str, shape: tuple[int, ...], start: int, size: int) -> dict[str, Any]:
@@ -153,8 +180,13 @@ def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
         )
     try:
         tokens, times = _read_tensors(path)
+        with path.open("rb") as file:
+            header_bytes = 8 + int.from_bytes(file.read(8), "little")
+        sound = _digest(path, header_bytes) == record.digest
     except (SafetensorError, OSError) as error:
         raise MediaError(f"{path.name}: damaged ({error})") from error
+    if not sound:
+        raise MediaError(f"{path.name}: damaged", next_step="remember the video again")
     plan = ClipPlan(
         times, record.span_seconds, *record.window, record.wanted_clips, record.is_uniform
     )

@@ -17,7 +17,7 @@ from apollo_cli.config import SubtitleStyle
 from apollo_cli.errors import MediaError
 
 SUFFIX = ".apollo"
-FORMAT = 1
+FORMAT = 2
 RECORD_KEY = "apollo_memory"
 
 
@@ -34,6 +34,7 @@ class MemoryRecord:
         notes: as in ``VideoMemory``.
         subtitles: start, end and text of each. subtitle_style: how they are told.
         is_uniform: as in ``ClipPlan``.
+        digest: SHA-256 of times and tokens as they are stored; empty until the file is finished.
     """
 
     model: str
@@ -51,6 +52,7 @@ class MemoryRecord:
     subtitles: tuple[tuple[float, float, str], ...] = ()
     subtitle_style: SubtitleStyle = "listed"
     is_uniform: bool = False
+    digest: str = ""
     version: str = __version__
     format: int = FORMAT
 

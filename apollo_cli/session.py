@@ -91,6 +91,27 @@ class Session:
         """Write an answer behind what was read; yields token ids."""
         return generate(self.network, logits, self._cache, options, self.eos_ids)
 
+    def spell(
+        self, logits: torch.Tensor, options: GenerationOptions, ids: list[int]
+    ) -> Iterator[str]:
+        """Write an answer and yield its text as it comes; it ends where it turns in a loop.
+
+        Args:
+            ids: gets the token ids.
+        """
+        shown = text = ""
+        for token in self.write(logits, options):
+            ids.append(token)
+            text = self.prompts.tokenizer.decode(ids).lstrip()
+            # A character may be spread over tokens; it is shown when it is whole.
+            if not text.endswith("\ufffd") and len(text) > len(shown):
+                yield text[len(shown) :]
+                shown = text
+            if is_looping(ids):
+                break
+        if len(text) > len(shown):
+            yield text[len(shown) :]
+
     @property
     def eos_ids(self) -> tuple[int, ...]:
         """Ids that end an answer: the checkpoint's own, and the template's end token."""

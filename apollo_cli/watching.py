@@ -10,9 +10,10 @@ from pathlib import Path
 
 import numpy as np
 import torch
+from filelock import Timeout
 
 from apollo_cli.config import ENCODE_BATCH, ReadingOptions
-from apollo_cli.errors import FitError
+from apollo_cli.errors import FitError, UsageError
 from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
 from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
@@ -24,6 +25,8 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import ReadReport
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
+
+_NOT_KEPT = "what was seen could not be kept for later"
 
 Progress = Callable[[str, int, int], None]
 
@@ -80,13 +83,26 @@ class Watcher:
             found = find_memory(source, self.fingerprint, plan)
             if found is not None and target is None:
                 return replace(self._remember(found, info, plan), spoken=spoken)
-            target = target or place_for(source, self.fingerprint, plan)
-            writer = self._writer(target, source, info, plan, spoken)
-        memory = replace(self._look(info, plan, writer, reading, on_progress), spoken=spoken)
-        if writer is not None:
-            writer.finish(memory.notes)
-            prune(max(limit_bytes(), 0))
-        return memory
+            place = target or place_for(source, self.fingerprint, plan)
+            writer = self._writer(place, source, info, plan, spoken, is_asked_for=bool(target))
+        try:
+            memory = self._look(info, plan, writer, reading, on_progress)
+            if writer is not None:
+                writer.finish(memory.notes)
+                prune(max(limit_bytes(), 0))
+        except OSError as error:
+            if writer is None:
+                raise
+            if target is not None:
+                writer.release()
+                raise _cannot_write(target, error) from error
+            writer.discard()
+            memory = self._look(info, plan, None, reading, on_progress)
+            memory = replace(memory, notes=(*memory.notes, f"{_NOT_KEPT} ({error.strerror})"))
+        finally:
+            if writer is not None:
+                writer.release()
+        return replace(memory, spoken=spoken)
 
     def _remember(self, found: Path, info: VideoInfo, plan: ClipPlan) -> VideoMemory:
         os.utime(found)
@@ -96,8 +112,16 @@ class Watcher:
         return replace(memory, path=info.path, tokens=tokens)
 
     def _writer(
-        self, target: Path, source: str, info: VideoInfo, plan: ClipPlan, spoken: Spoken
-    ) -> MemoryWriter:
+        self,
+        target: Path,
+        source: str,
+        info: VideoInfo,
+        plan: ClipPlan,
+        spoken: Spoken,
+        *,
+        is_asked_for: bool,
+    ) -> MemoryWriter | None:
+        """Start to write a memory; None where only the cache is out of order or in use."""
         record = MemoryRecord(
             model=self.model_name,
             fingerprint=self.fingerprint,
@@ -116,7 +140,17 @@ class Watcher:
         )
         config = self.network.config
         shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)
-        return MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
+        try:
+            return MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
+        except Timeout as error:
+            if is_asked_for:
+                raise UsageError(
+                    f"{target} is being written by another run", next_step="wait for it"
+                ) from error
+        except OSError as error:
+            if is_asked_for:
+                raise _cannot_write(target, error) from error
+        return None
 
     def _look(
         self,
@@ -196,3 +230,10 @@ class Watcher:
                 torch.cuda.empty_cache()
                 notes.append(f"out of memory: clips are now encoded {size // 2} at a time")
         return torch.stack(tokens)
+
+
+def _cannot_write(target: Path, error: OSError) -> UsageError:
+    return UsageError(
+        f"{target} cannot be written ({error.strerror})",
+        next_step="choose another place with -o; what was seen so far is gone on with",
+    )

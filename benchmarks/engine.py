@@ -15,6 +15,7 @@ import sys
 import tempfile
 import time
 from pathlib import Path
+from typing import Any
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
@@ -78,7 +79,7 @@ def first_token() -> None:
 
     shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2}
     heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 32000}
-    llm = Qwen2ForCausalLM(Qwen2Config(**shape, **heads, tie_word_embeddings=True)).eval()
+    llm: Any = Qwen2ForCausalLM(Qwen2Config(**shape, **heads, tie_word_embeddings=True)).eval()
 
     class Model:
         """As much of a model as prefill needs."""

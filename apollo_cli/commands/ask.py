@@ -12,8 +12,10 @@ import click
 from apollo_cli.commands.asking import (
     Request,
     answer_all,
+    check_text,
     introduce,
     open_sources,
+    protect_inputs,
     start_reader,
     watch,
 )
@@ -83,6 +85,9 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
         reading=read_reading(flags),
         blind=flags["blind_check"],
     )
+    if request.blind and request.choices:
+        raise UsageError("--blind-check with --choice", "allowed is one of the two")
+    protect_inputs(flags["output"], files)
     remark = silent if quiet else say_note
     if flags["ray"] is not None and (not flags["videos"] or flags["ray"] < 1):
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
@@ -206,7 +211,8 @@ def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[li
                 'write: apollo ask video.mp4 "What happens?" (or -q "..." for text alone)',
             )
         asked = [files.pop()]
-    asked = [sys.stdin.read() if question == "-" else question for question in asked]
+    asked = [_read_stdin() if question == "-" else question for question in asked]
+    check_text(asked)
     if not all(question.strip() for question in asked):
         raise UsageError("the question is empty", next_step="ask something")
     return files, [question.strip() for question in asked]
@@ -221,3 +227,9 @@ def _read_questions(name: str) -> list[str]:
     if not found:
         raise UsageError(f"--questions-file {name} holds no question")
     return found
+
+
+def _read_stdin() -> str:
+    if sys.stdin is None:
+        raise UsageError("the question should come from stdin, which is closed")
+    return sys.stdin.read()

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.answer import Answer
@@ -58,6 +59,31 @@ def open_sources(
             info = reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
             seen.append(info)
     return seen
+
+
+def protect_inputs(output: Path | None, files: list[str]) -> None:
+    """Never write over a video that is asked about.
+
+    Raises:
+        UsageError: the output is one of the files.
+    """
+    if (
+        output is not None
+        and output.exists()
+        and any(Path(file).exists() and output.samefile(file) for file in files)
+    ):
+        raise UsageError(f"-o {output} is the file that is asked about", next_step="choose another")
+
+
+def check_text(texts: list[str]) -> None:
+    """Refuse text that is not valid UTF-8: a terminal hands its bytes on as lone surrogates.
+
+    Raises:
+        UsageError: a text holds such bytes.
+    """
+    for text in texts:
+        if any("\ud800" <= character <= "\udfff" for character in text):
+            raise UsageError("the question is not valid UTF-8", next_step="type it again")
 
 
 def start_reader(reading: ReadingOptions) -> GuardedReader:
@@ -174,6 +200,8 @@ def introduce(apollo: Apollo, memories: list[VideoMemory], remark: Remark) -> No
             "no downloaded model fits, so the embedded apollo-nano answers; "
             "for a real one: apollo models list"
         )
+    if not memories:
+        remark("no video was given: the answer rests on the question alone")
     for memory in memories:
         if memory.kind == "video":
             again = "remembered, " if memory.remembered else ""

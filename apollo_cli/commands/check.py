@@ -75,6 +75,8 @@ def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -
 def find_files(places: tuple[str, ...], recursive: bool) -> Iterator[Path]:
     """The files of files and folders, by name; hidden ones are left out."""
     for place in places:
+        if not place:
+            raise UsageError("an empty name", "a file or folder is needed")
         path = Path(place).expanduser()
         if path.is_dir():
             inside = path.rglob("*") if recursive else path.iterdir()

@@ -45,6 +45,10 @@ def frames(
         info = reader.probe(video, stream=reading.stream, image_fps=reading.image_fps)
         if moments:
             wanted: Any = list(moments)
+            if max(wanted) > info.duration_seconds:
+                raise UsageError(
+                    f"--at {max(wanted):g}", f"the video ends at {info.duration_seconds:.2f} s"
+                )
         else:
             from apollo_cli.planning import load_planner
             from apollo_cli.weights.checkpoint import read_checkpoint
@@ -52,7 +56,10 @@ def frames(
 
             planner = load_planner(read_checkpoint(locate_model(model).folder))
             wanted = planner.plan([info], sampling)[0].times.ravel()
-        output.mkdir(parents=True, exist_ok=True)
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+        except OSError as error:
+            raise UsageError(f"-o {output} is no folder ({error.strerror})") from error
         pictures: list[tuple[float, np.ndarray]] = []
         count = 0
         for frame in reader.read_frames(
@@ -78,6 +85,7 @@ def _save(rgb: np.ndarray, folder: Path, stem: str, seconds: float) -> Path:
     try:
         Image.fromarray(rgb).save(target)
     except OSError as error:
+        target.unlink(missing_ok=True)
         raise UsageError(f"{target} cannot be written ({error.strerror or error})") from error
     return target
 

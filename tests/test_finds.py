@@ -1,0 +1,148 @@
+"""Faults that were found by trying: each stands for its whole kind."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from pathlib import Path
+from shutil import copyfile
+
+import pytest
+
+from apollo_cli import engine
+from apollo_cli.cli import main
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.errors import MediaError, UsageError
+from tests import tiny
+from tests.tiny import Tiny
+
+CASES = Path(__file__).parent / "cases"
+SHORT = GenerationOptions(max_new_tokens=4)
+
+
+@pytest.fixture(scope="module")
+def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> str:
+    return str(tiny.save(tmp_path_factory.mktemp("finds") / "checkpoint"))
+
+
+@pytest.fixture
+def video(tmp_path: Path) -> Path:
+    return Path(copyfile(CASES / "one_key_60s.mp4", tmp_path / "video.mp4"))
+
+
+def test_an_output_never_overwrites_the_video_that_is_asked_about(
+    video: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    before = video.read_bytes()
+    arguments = ["ask", str(video), "one?", "-o", str(video), "--model", checkpoint]
+    assert main(arguments) == 2
+    assert "the file that is asked about" in capfd.readouterr().err
+    assert video.read_bytes() == before
+
+
+def test_two_runs_about_the_same_new_file_both_answer(
+    video: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    command = [sys.executable, "-m", "apollo_cli", "ask", str(video), "one?", "--quiet"]
+    command += ["--model", checkpoint, "--max-new-tokens", "4"]
+    runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
+    answers = [run.communicate(timeout=120)[0] for run in runs]
+    assert [run.returncode for run in runs] == [0, 0]
+    assert answers[0] == answers[1]
+
+
+@pytest.mark.parametrize("home", ["file", "below a file"])
+def test_a_cache_that_cannot_be_written_costs_no_answer(
+    home: str, video: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    blocker = tmp_path / "blocker"
+    blocker.write_text("")
+    place = blocker if home == "file" else blocker / "home"
+    monkeypatch.setenv("APOLLO_HOME", str(place))
+    apollo = engine.load(checkpoint)
+    assert apollo.ask(apollo.watch(video), "one?", SHORT).generated == 4
+
+
+def test_a_memory_that_cannot_be_written_is_a_usage_error(video: Path, checkpoint: str):
+    apollo = engine.load(checkpoint, use_cache=False)
+    with pytest.raises(UsageError, match="cannot be written"):
+        apollo.remember(video, video / "below.apollo")
+
+
+def test_a_memory_obeys_the_flags_or_refuses_them(video: Path, checkpoint: str, tmp_path: Path):
+    apollo = engine.load(checkpoint, use_cache=False)
+    target = tmp_path / "video.apollo"
+    apollo.remember(video, target)
+    assert len(apollo.watch(target, SamplingOptions(max_clips=3))) == 3
+    for sampling in (SamplingOptions(fps=1.0), SamplingOptions(mode="uniform", frames=8)):
+        with pytest.raises(UsageError, match="chosen when it was made"):
+            apollo.watch(target, sampling)
+
+
+def test_what_is_told_of_a_memory_is_what_fits(video: Path, tmp_path: Path):
+    small = engine.load(tiny.save(tmp_path / "small", Tiny(context=600)), use_cache=False)
+    small.remember(video, tmp_path / "video.apollo")
+    read = small.watch(tmp_path / "video.apollo", reserve_tokens=60)
+    assert len(read) < 30
+    assert "seen of every" in read.plan.describe()
+
+
+def test_a_memory_with_a_changed_byte_is_refused(video: Path, checkpoint: str, tmp_path: Path):
+    apollo = engine.load(checkpoint, use_cache=False)
+    target = tmp_path / "video.apollo"
+    apollo.remember(video, target)
+    content = bytearray(target.read_bytes())
+    content[-900] ^= 0xFF
+    target.write_bytes(content)
+    with pytest.raises(MediaError, match="damaged"):
+        apollo.watch(target)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("ask", "V", "one?", "--sampling", "uniform", "--frames", "99999999"), "100,000"),
+        (("ask", "V", "one?", "--choice", "a", "--choice", "b", "--blind-check"), "one of the two"),
+        (("ask", "V", "one?", "--choice", "a", "--choice", ""), "not empty"),
+        (("ask", "V", "one?", "--seed", "9" * 25), "--seed"),
+        (("ask", "V", "\udcff bad"), "UTF-8"),
+        (("ask", "V", "one?", "--from", "-1"), "--help"),
+        (("frames", "V", "--at", "99"), "ends at 60.00 s"),
+        (("check", ""), "empty name"),
+    ],
+)
+def test_what_cannot_be_done_is_one_line_with_code_two(
+    arguments: tuple[str, ...],
+    words: str,
+    video: Path,
+    checkpoint: str,
+    capfd: pytest.CaptureFixture[str],
+):
+    given = [str(video) if word == "V" else word for word in arguments]
+    model = ["--model", checkpoint] if arguments[0] == "ask" else []
+    assert main([*given, *model]) == 2
+    errors = capfd.readouterr().err.strip().splitlines()
+    assert len([line for line in errors if not line.startswith("note: ")]) == 1
+    assert words in errors[-1]
+
+
+def test_closed_descriptors_are_no_crash(video: Path, checkpoint: str):
+    command = f"{sys.executable} -m apollo_cli ask {video} 'one?' --model {checkpoint}"
+    for closed in (">&-", "2>&-"):
+        done = subprocess.run(
+            f"{command} {closed}", shell=True, capture_output=True, text=True, check=False
+        )
+        assert done.returncode == 0, done.stderr
+        assert "Traceback" not in done.stderr
+
+
+def test_a_talk_is_saved_as_text_only(video: Path, checkpoint: str, tmp_path: Path):
+    from apollo_cli.conversation import Conversation
+
+    talk = Conversation(engine.load(checkpoint, use_cache=False))
+    with pytest.raises(UsageError, match=r"\.md or \.json"):
+        talk.save(video)
+    talk.save(tmp_path / "talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text())["turns"] == []
