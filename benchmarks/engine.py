@@ -77,8 +77,12 @@ def first_token() -> None:
 
     from apollo_cli.model.generate import prefill
 
-    shape = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2}
-    heads = {"num_attention_heads": 12, "num_key_value_heads": 2, "vocab_size": 32000}
+    shape: dict[str, Any] = {"hidden_size": 1536, "intermediate_size": 8960, "num_hidden_layers": 2}
+    heads: dict[str, Any] = {
+        "num_attention_heads": 12,
+        "num_key_value_heads": 2,
+        "vocab_size": 32000,
+    }
     llm: Any = Qwen2ForCausalLM(Qwen2Config(**shape, **heads, tie_word_embeddings=True)).eval()
 
     class Model:
