@@ -138,6 +138,22 @@ def test_closed_descriptors_are_no_crash(video: Path, checkpoint: str):
         assert "Traceback" not in done.stderr
 
 
+def test_a_video_is_read_from_stdin(video: Path, checkpoint: str):
+    command = [sys.executable, "-m", "apollo_cli", "ask", "-", "one?", "--model", checkpoint]
+    command += ["--max-new-tokens", "4", "--no-cache"]
+    with video.open("rb") as file:
+        piped = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
+    assert piped.returncode == 0, piped.stderr
+    command[4] = str(video)
+    named = subprocess.run(command, capture_output=True, text=True, check=False)
+    assert piped.stdout == named.stdout
+    nothing = subprocess.run(
+        [*command[:4], "-", *command[5:]], input="", capture_output=True, text=True, check=False
+    )
+    assert nothing.returncode == 3
+    assert "empty" in nothing.stderr
+
+
 def test_a_talk_is_saved_as_text_only(video: Path, checkpoint: str, tmp_path: Path):
     from apollo_cli.conversation import Conversation
 

@@ -70,7 +70,8 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
     """Ask one or more questions of a video.
 
     FILE is any video or image; several are shown to the model together. Without -q, the last
-    argument is the question; "-" reads it from stdin. With -q and no file, text alone is asked.
+    argument is the question; "-" reads it from stdin. As a FILE, "-" is a video on stdin. With -q
+    and no file, text alone is asked.
 
     The answer goes to stdout, everything else to stderr.
     """

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import atexit
+import shutil
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,6 +24,7 @@ if TYPE_CHECKING:
     from apollo_cli.video_memory import VideoMemory
 
 Remark = Callable[[str], None]
+_MOST_STDIN_BYTES = 20_000_000_000
 
 
 @dataclass(frozen=True)
@@ -47,11 +51,13 @@ def open_sources(
     """Look at files before a model is loaded: what is wrong with them is told at once.
 
     Files of ``apollo remember`` stay names, since only their model can say whether they fit.
+    The name ``-`` is a video on stdin.
     """
     from apollo_cli.memory_record import SUFFIX, read_record
 
     seen: list[VideoInfo | str] = []
-    for file in files:
+    for name in files:
+        file = _save_stdin() if name == "-" else name
         if Path(file).suffix == SUFFIX:
             read_record(Path(file))
             seen.append(file)
@@ -59,6 +65,29 @@ def open_sources(
             info = reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
             seen.append(info)
     return seen
+
+
+def _save_stdin() -> str:
+    """Keep what comes on stdin in a temporary file, since a decoder looks back and forth.
+
+    Raises:
+        UsageError: stdin is closed, a terminal, or holds more than the limit.
+    """
+    if sys.stdin is None or sys.stdin.isatty():
+        raise UsageError("- stands for a video on stdin", next_step="pipe one, or name a file")
+    folder = tempfile.mkdtemp(prefix="apollo-")
+    atexit.register(shutil.rmtree, folder, ignore_errors=True)
+    target, size = Path(folder) / "stdin", 0
+    with target.open("wb") as file:
+        while block := sys.stdin.buffer.read(1 << 20):
+            size += len(block)
+            if size > _MOST_STDIN_BYTES:
+                raise UsageError(
+                    f"the video on stdin has more than {_MOST_STDIN_BYTES / 1e9:.0f} GB",
+                    next_step="save it to a file first",
+                )
+            file.write(block)
+    return str(target)
 
 
 def protect_inputs(output: Path | None, files: list[str]) -> None:

@@ -53,8 +53,8 @@ def run_on_ray(
     # Nothing leaves the machine that the user did not ask for.
     os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
     try:
-        import ray
-        import ray.data
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.data  # pyright: ignore[reportMissingImports]
     except ImportError as error:
         raise UsageError(
             "--ray: Ray is not installed", next_step="pip install 'apollo-video-cli[ray]'"

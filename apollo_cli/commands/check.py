@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from apollo_cli.video.reader import ReadReport
 
 # Pictures of a short file are all decoded; of a longer one, so many that lie spread over it.
-_ALL_UP_TO, _SPREAD = 1500, 24
+_ALL_UP_TO, _SPREAD = 1500, 12
 
 
 @dataclass(frozen=True)
