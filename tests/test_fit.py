@@ -258,6 +258,12 @@ def test_the_estimate_is_within_15_percent_of_a_measured_peak(wide: Path, quant:
     if quant != "none":
         pytest.importorskip("bitsandbytes", reason="the extra [quant] is not installed")
     command = [sys.executable, "-c", MEASURED, str(ROOT), str(wide), quant, dtype, "4", "4"]
-    shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
-    measured, estimated = json.loads(shown.stdout.splitlines()[-1])
+    measured = estimated = 0
+    # A thread that samples can miss a short peak on a busy machine, and never sees too much.
+    for _ in range(3):
+        shown = subprocess.run(command, capture_output=True, text=True, check=True, cwd=ROOT)
+        seen, estimated = json.loads(shown.stdout.splitlines()[-1])
+        measured = max(measured, seen)
+        if estimated == pytest.approx(measured, rel=0.15):
+            break
     assert estimated == pytest.approx(measured, rel=0.15)
