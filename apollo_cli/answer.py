@@ -39,6 +39,11 @@ class Answer:
     def __str__(self) -> str:
         return self.text
 
+    @property
+    def remarks(self) -> list[str]:
+        """The notes and the cited times, a sentence each."""
+        return [*self.notes, *(citation.describe() for citation in self.citations)]
+
     def to_dict(self) -> dict[str, Any]:
         """The stable schema of ``--json``."""
         return {

@@ -40,6 +40,13 @@ class BlindCheck:
             return "the answer needs the video, and stays the same when its clips are shuffled"
         return "the answer needs the video and the order of its clips"
 
+    def describe(self) -> list[str]:
+        """The other answers and the verdict, a sentence each."""
+        told = [f"without the video: {self.blind.text}"]
+        if self.shuffled is not None:
+            told.append(f"with the clips shuffled: {self.shuffled.text}")
+        return [*told, self.verdict]
+
     def to_dict(self) -> dict[str, Any]:
         """For ``--json``."""
         return {

@@ -139,3 +139,16 @@ class GenerationOptions:
                 f"--repetition-penalty {self.repetition_penalty:g}",
                 "allowed is above 0 and up to 10",
             )
+
+
+def check_question(question: str) -> str:
+    """A question without the space around it.
+
+    Raises:
+        UsageError: it is empty, or not valid UTF-8: a terminal hands such bytes on as surrogates.
+    """
+    if not question.strip():
+        raise UsageError("the question is empty", next_step="ask something")
+    if any("\ud800" <= character <= "\udfff" for character in question):
+        raise UsageError("the question is not valid UTF-8", next_step="type it again")
+    return question.strip()

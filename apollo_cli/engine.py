@@ -12,10 +12,15 @@ import torch
 
 from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.citations import cited_times
-from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.config import (
+    GenerationOptions,
+    ReadingOptions,
+    SamplingOptions,
+    check_question,
+)
 from apollo_cli.errors import UsageError
 from apollo_cli.fit import Settings
-from apollo_cli.hardware import HardwareChoice, choose_device, list_devices
+from apollo_cli.hardware import HardwareChoice, choose_device, free_bytes
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_record import SUFFIX
@@ -68,8 +73,7 @@ def load(
 
     started = time.perf_counter()
     hardware = choose_device(device, dtype)
-    free = {info.device: info.free_bytes for info in list_devices()}
-    located = locate_model(model, free.get(hardware.device))
+    located = locate_model(model, free_bytes(hardware.device))
     network, checkpoint = load_model(
         located.folder,
         device=hardware.device,
@@ -215,15 +219,12 @@ class Apollo:
         history: Sequence[Turn] = (),
     ) -> AnswerStream:
         """As ``ask``, with the text as it is written."""
-        if not question.strip():
-            raise UsageError("the question is empty", next_step="ask something")
-        if any("\ud800" <= character <= "\udfff" for character in question):
-            raise UsageError("the question is not valid UTF-8", next_step="type it again")
+        question = check_question(question)
         single = isinstance(video, VideoMemory)
         memories = [video] if single else list(video or [])
         stream = AnswerStream(iter(()))
         stream.pieces = self._write(
-            stream, memories, question.strip(), options or GenerationOptions(), history
+            stream, memories, question, options or GenerationOptions(), history
         )
         return stream
 

@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import DeviceError
 from apollo_cli.fit import Fitted, Run, TokenDemand, ladder
-from apollo_cli.hardware import FLASH, choose_device, list_devices
-from apollo_cli.planning import load_planner
+from apollo_cli.hardware import FLASH, choose_device, free_bytes
+from apollo_cli.planning import Planner, load_planner
 from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.weights.bits import QuantKind, allowed_kinds, stored_kind
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import locate_model
@@ -35,6 +36,43 @@ class Wish:
     answer_tokens: int
 
 
+@dataclass(frozen=True)
+class Demand:
+    """What videos ask of one model.
+
+    Attributes:
+        clips: that its context holds. fewest: one for each video.
+        visual, text: tokens of these clips, and of what stands between them.
+        tokens_of: tokens of any number of clips, question and answer included.
+    """
+
+    clips: int
+    fewest: int
+    visual: int
+    text: int
+    tokens_of: Callable[[int], TokenDemand]
+
+
+def measure_demand(
+    planner: Planner,
+    infos: Sequence[VideoInfo],
+    plans: Sequence[ClipPlan],
+    *,
+    question_tokens: int,
+    answer_tokens: int,
+) -> Demand:
+    """Count the tokens of planned videos, and of fewer of their clips."""
+    parts = [planner.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
+    clips, each = sum(map(len, plans)), planner.config.visual_tokens_per_clip
+    text = len(planner.prompts.prefix_ids(parts)) - clips * each
+
+    def tokens_of(count: int) -> TokenDemand:
+        labels = -(-text * count // clips)
+        return TokenDemand(count * each, labels + question_tokens, answer_tokens)
+
+    return Demand(clips, len(infos), clips * each, text, tokens_of)
+
+
 def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
     """Go down the ladder until the wish fits the free memory of its device.
 
@@ -43,7 +81,7 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
         DeviceError: the device does not say how much memory is free.
     """
     hardware = choose_device(wish.device, wish.dtype)
-    free = {info.device: info.free_bytes for info in list_devices()}.get(hardware.device)
+    free = free_bytes(hardware.device)
     if free is None:
         raise DeviceError(
             f"--fit auto: {hardware.device} does not say how much memory is free",
@@ -54,18 +92,15 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
     # No token stands for less than a byte, so this is never too little.
     reserve = wish.question_bytes + wish.answer_tokens
     plans = planner.plan(infos, wish.sampling, reserve)
-    parts = [planner.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
-    clips = sum(map(len, plans))
-    visual = clips * planner.config.visual_tokens_per_clip
-    text = len(planner.prompts.prefix_ids(parts)) - visual
-
-    def tokens_of(count: int) -> TokenDemand:
-        labels = -(-text * count // clips)
-        each = planner.config.visual_tokens_per_clip
-        return TokenDemand(count * each, labels + wish.question_bytes, wish.answer_tokens)
-
+    demand = measure_demand(
+        planner,
+        infos,
+        plans,
+        question_tokens=wish.question_bytes,
+        answer_tokens=wish.answer_tokens,
+    )
     kind = hardware.device.split(":")[0]
     run = Run(planner.config, kind, hardware.dtype, fused=hardware.attention == FLASH)
-    wanted = run.settings(clips, wish.quant)
+    wanted = run.settings(demand.clips, wish.quant)
     kinds = allowed_kinds(wish.quant, hardware.device, stored_kind(checkpoint))
-    return ladder(run, wanted, free, tokens_of, kinds=kinds, fewest_clips=len(infos))
+    return ladder(run, wanted, free, demand.tokens_of, kinds=kinds, fewest_clips=demand.fewest)

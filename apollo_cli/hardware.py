@@ -252,6 +252,11 @@ def driver_gpus() -> list[DeviceInfo]:
         return []
 
 
+def free_bytes(device: str) -> int | None:
+    """Free memory of a device, as ``choose_device`` names it; None where it does not say."""
+    return {info.device: info.free_bytes for info in list_devices()}.get(device)
+
+
 def host_memory_bytes() -> tuple[int | None, int | None]:
     """Total and available memory of the machine; None where the system does not say."""
     try:

@@ -48,18 +48,22 @@ def identify(path: Path, stream: int = 0) -> str:
     """The identity of a file: its path, size, time of change, and samples of its content."""
     facts = path.stat()
     digest = hashlib.sha256(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}".encode())
+    _add_samples(digest, path, facts.st_size)
+    return digest.hexdigest()
+
+
+def _add_samples(digest: hashlib._Hash, path: Path, size: int) -> None:
+    """Pieces spread over a file stand for the whole, so that a large one takes milliseconds."""
     with path.open("rb") as file:
         for number in range(_SAMPLES):
-            file.seek(max(0, facts.st_size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
+            file.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
             digest.update(file.read(_SAMPLE_BYTES))
-    return digest.hexdigest()
 
 
 def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
     """The identity of what makes visual tokens: encoders, connector, and how clips are cut.
 
-    Headers and samples of the weights stand for the whole, so that it takes milliseconds. The
-    language model and its precision do not enter: they only read the tokens.
+    The language model and its precision do not enter: they only read the tokens.
     """
     digest = hashlib.sha256(dtype.encode())
     keys = ("clip_duration", "frames_per_clip", "mm_vision_select_layer")
@@ -71,11 +75,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
         for name, tensor in sorted(tensors.items()):
             digest.update(f"{part}/{name} {tensor.dtype} {tensor.shape}".encode())
         for file in sorted({tensor.file for tensor in tensors.values()}):
-            size = file.stat().st_size
-            with file.open("rb") as stream:
-                for number in range(_SAMPLES):
-                    stream.seek(max(0, size - _SAMPLE_BYTES) * number // (_SAMPLES - 1))
-                    digest.update(stream.read(_SAMPLE_BYTES))
+            _add_samples(digest, file, file.stat().st_size)
     return digest.hexdigest()
 
 

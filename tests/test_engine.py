@@ -197,7 +197,7 @@ def test_a_fit_to_the_free_memory_gives_up_what_it_says(
 ):
     def wish(free: int) -> Fitted:
         monkeypatch.setattr(
-            "apollo_cli.fitting.list_devices", lambda: [DeviceInfo("cpu", "", free, free)]
+            "apollo_cli.hardware.list_devices", lambda: [DeviceInfo("cpu", "", free, free)]
         )
         asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
         return fit_wish(asked, [probe(LONGER)])

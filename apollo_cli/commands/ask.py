@@ -12,7 +12,6 @@ import click
 from apollo_cli.commands.asking import (
     Request,
     answer_all,
-    check_text,
     introduce,
     open_sources,
     protect_inputs,
@@ -39,6 +38,7 @@ from apollo_cli.commands.options import (
     sampling_flags,
 )
 from apollo_cli.commands.output import progress, say_note, silent
+from apollo_cli.config import check_question
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -213,10 +213,7 @@ def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[li
             )
         asked = [files.pop()]
     asked = [_read_stdin() if question == "-" else question for question in asked]
-    check_text(asked)
-    if not all(question.strip() for question in asked):
-        raise UsageError("the question is empty", next_step="ask something")
-    return files, [question.strip() for question in asked]
+    return files, [check_question(question) for question in asked]
 
 
 def _read_questions(name: str) -> list[str]:

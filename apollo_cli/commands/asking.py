@@ -104,17 +104,6 @@ def protect_inputs(output: Path | None, files: list[str]) -> None:
         raise UsageError(f"-o {output} is the file that is asked about", next_step="choose another")
 
 
-def check_text(texts: list[str]) -> None:
-    """Refuse text that is not valid UTF-8: a terminal hands its bytes on as lone surrogates.
-
-    Raises:
-        UsageError: a text holds such bytes.
-    """
-    for text in texts:
-        if any("\ud800" <= character <= "\udfff" for character in text):
-            raise UsageError("the question is not valid UTF-8", next_step="type it again")
-
-
 def start_reader(reading: ReadingOptions) -> GuardedReader:
     """A reader in a child process, within the limits that the flags give."""
     from apollo_cli.video.guard import GuardedReader
@@ -162,7 +151,7 @@ def answer_all(
         else:
             answer = _write(apollo, memories, question, request.options, stream_text)
             row = answer.to_dict()
-            for text in (*answer.notes, *(c.describe() for c in answer.citations)):
+            for text in answer.remarks:
                 remark(text)
             if request.blind:
                 row["blind_check"] = _check_blind(apollo, memories, answer, request, remark)
@@ -215,10 +204,8 @@ def _check_blind(
     from apollo_cli.blind import blind_check
 
     check = blind_check(apollo, memories, answer, request.options)
-    remark(f"without the video: {check.blind.text}")
-    if check.shuffled is not None:
-        remark(f"with the clips shuffled: {check.shuffled.text}")
-    remark(check.verdict)
+    for text in check.describe():
+        remark(text)
     return check.to_dict()
 
 

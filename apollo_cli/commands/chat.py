@@ -106,9 +106,7 @@ def _question(talk: Conversation, question: str) -> None:
         say_note("stopped; this turn is not kept")
         return
     click.echo()
-    answer = talk.answers[-1]
-    cited = (citation.describe() for citation in answer.citations)
-    for note in (*answer.notes, *cited, *talk.apollo.remarks(question)):
+    for note in (*talk.answers[-1].remarks, *talk.apollo.remarks(question)):
         say_note(note)
 
 
@@ -165,10 +163,8 @@ def _blind(talk: Conversation, arguments: list[str]) -> None:
     if not talk.answers or not talk.memories:
         raise UsageError("/blind", "ask a question about a video first")
     check = blind_check(talk.apollo, talk.memories, talk.answers[-1], talk.options)
-    say_note(f"without the video: {check.blind.text}")
-    if check.shuffled is not None:
-        say_note(f"with the clips shuffled: {check.shuffled.text}")
-    say_note(check.verdict)
+    for text in check.describe():
+        say_note(text)
 
 
 def _save(talk: Conversation, arguments: list[str]) -> None:

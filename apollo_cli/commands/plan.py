@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -14,7 +14,8 @@ from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, FitError, WeightsError
 
 if TYPE_CHECKING:
-    from apollo_cli.fit import Run, TokenDemand
+    from apollo_cli.fit import Run
+    from apollo_cli.fitting import Demand
     from apollo_cli.model.config import NetworkConfig
     from apollo_cli.planning import Planner
     from apollo_cli.video.probe import VideoInfo
@@ -57,20 +58,6 @@ class Machine:
     name: str
     free_bytes: int | None
     dtype: str
-
-
-@dataclass(frozen=True)
-class Demand:
-    """What the videos ask of one model.
-
-    Attributes:
-        clips: that its context holds. fewest: one for each video.
-        tokens_of: tokens of a number of clips.
-    """
-
-    clips: int
-    fewest: int
-    tokens_of: Callable[[int], TokenDemand]
 
 
 @click.command()
@@ -193,29 +180,20 @@ def _examine(
     reserve: tuple[int, int],
     machine: Machine,
 ) -> dict[str, Any]:
-    from apollo_cli.fit import TokenDemand
+    from apollo_cli.fitting import measure_demand
 
     planner = subject.planner
     question, answer = reserve
     plans = planner.plan(infos, sampling, question + answer)
-    parts = [planner.part(i, p) for i, p in zip(infos, plans, strict=True)]
-    clips = sum(map(len, plans))
-    visual = clips * planner.config.visual_tokens_per_clip
-    text = len(planner.prompts.prefix_ids(parts)) - visual
-
-    def tokens_of(count: int) -> TokenDemand:
-        labels = -(-text * count // clips)
-        return TokenDemand(count * planner.config.visual_tokens_per_clip, labels + question, answer)
-
-    demand = Demand(clips, len(infos), tokens_of)
+    demand = measure_demand(planner, infos, plans, question_tokens=question, answer_tokens=answer)
     return {
         "name": subject.name,
         "local": subject.local,
         "assumed": list(subject.assumed),
-        "clips": clips,
+        "clips": demand.clips,
         "tokens": {
-            "visual": visual,
-            "text": text,
+            "visual": demand.visual,
+            "text": demand.text,
             "question": question,
             "answer": answer,
             "context": planner.config.context,
