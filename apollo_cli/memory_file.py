@@ -35,6 +35,8 @@ _SPARE_BYTES = 4096
 class MemoryWriter:
     """Writes one memory, batch by batch; what an earlier, stopped run wrote is kept.
 
+    The file is this writer's alone until ``release``.
+
     Args:
         target: the finished file; until then its name ends in ``.part``.
         record: how the memory is made.
@@ -124,19 +126,18 @@ class MemoryWriter:
             os.fsync(file.fileno())
         self.part.replace(self.target)
         self.counter.unlink(missing_ok=True)
-        self.release()
         return self.target
 
     def release(self) -> None:
         """Let another run write the file; what was written stays, to be gone on with."""
-        self._lock.release()
+        # The name first: once the lock is free, it may be another run's.
         Path(self._lock.lock_file).unlink(missing_ok=True)
+        self._lock.release()
 
     def discard(self) -> None:
         """Delete what was written: an unfinished memory that nobody asked for by name."""
         self.part.unlink(missing_ok=True)
         self.counter.unlink(missing_ok=True)
-        self.release()
 
     def written(self) -> tuple[torch.Tensor, np.ndarray]:
         """Tokens and times of the clips that are there."""

@@ -6,6 +6,7 @@ import os
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -36,6 +37,57 @@ def no_progress(stage: str, done: int, total: int) -> None:
 
 
 @dataclass
+class Keeper:
+    """Keeps what is seen, as it is seen; a cache that fails is given up, and the watching goes on.
+
+    Attributes:
+        writer: of the memory; None when nothing is kept.
+        is_asked_for: whether the user named the file, so that a failure is an error.
+    """
+
+    writer: MemoryWriter | None
+    is_asked_for: bool
+    failure: str = ""
+
+    def add(self, tokens: torch.Tensor, times: np.ndarray) -> None:
+        """Write the next clips.
+
+        Raises:
+            UsageError: the file that the user named cannot be written.
+        """
+        if self.writer is not None:
+            self._attempt(partial(self.writer.add, tokens, times))
+
+    def finish(self, memory: VideoMemory) -> VideoMemory:
+        """Complete the file; a memory that could not be kept says so.
+
+        Raises:
+            UsageError: the file that the user named cannot be written.
+        """
+        if self.writer is not None:
+            self._attempt(partial(self.writer.finish, memory.notes))
+            prune(max(limit_bytes(), 0))
+        return replace(memory, notes=(*memory.notes, self.failure)) if self.failure else memory
+
+    def release(self) -> None:
+        """Let another run write the file."""
+        if self.writer is not None:
+            self.writer.release()
+
+    def _attempt(self, write: Callable[[], object]) -> None:
+        assert self.writer is not None
+        try:
+            write()
+        except OSError as error:
+            if self.is_asked_for:
+                raise _cannot_write(self.writer.target, error) from error
+            self.failure = f"{_NOT_KEPT} ({error.strerror})"
+            self.writer.discard()
+            self.release()
+            self.writer = None
+
+
+@dataclass
 class Watcher:
     """Watches videos for one model.
 
@@ -51,7 +103,7 @@ class Watcher:
     model_name: str
     fingerprint: str
     use_cache: bool = True
-    encode_batch: int = field(default=0)
+    encode_batch: int = 0
     reader: GuardedReader = field(default_factory=GuardedReader)
 
     def __post_init__(self) -> None:
@@ -75,7 +127,7 @@ class Watcher:
             target: where to keep the memory; None keeps it in the cache, if that is used.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
         """
-        writer = None
+        keeper = Keeper(None, is_asked_for=target is not None)
         # A folder has no content to sample, and approximate pictures are not worth keeping.
         cached = self.use_cache and info.kind == "video" and not info.files and not reading.fast
         if target is not None or cached:
@@ -84,24 +136,14 @@ class Watcher:
             if found is not None and target is None:
                 return replace(self._remember(found, info, plan), spoken=spoken)
             place = target or place_for(source, self.fingerprint, plan)
-            writer = self._writer(place, source, info, plan, spoken, is_asked_for=bool(target))
+            keeper = self._keeper(
+                place, source, info, plan, spoken, is_asked_for=target is not None
+            )
         try:
-            memory = self._look(info, plan, writer, reading, on_progress)
-            if writer is not None:
-                writer.finish(memory.notes)
-                prune(max(limit_bytes(), 0))
-        except OSError as error:
-            if writer is None:
-                raise
-            if target is not None:
-                writer.release()
-                raise _cannot_write(target, error) from error
-            writer.discard()
-            memory = self._look(info, plan, None, reading, on_progress)
-            memory = replace(memory, notes=(*memory.notes, f"{_NOT_KEPT} ({error.strerror})"))
+            memory = self._look(info, plan, keeper, reading, on_progress)
+            memory = keeper.finish(memory)
         finally:
-            if writer is not None:
-                writer.release()
+            keeper.release()
         return replace(memory, spoken=spoken)
 
     def _remember(self, found: Path, info: VideoInfo, plan: ClipPlan) -> VideoMemory:
@@ -111,7 +153,7 @@ class Watcher:
         tokens = memory.tokens.to(self.network.device)
         return replace(memory, path=info.path, tokens=tokens)
 
-    def _writer(
+    def _keeper(
         self,
         target: Path,
         source: str,
@@ -120,8 +162,8 @@ class Watcher:
         spoken: Spoken,
         *,
         is_asked_for: bool,
-    ) -> MemoryWriter | None:
-        """Start to write a memory; None where only the cache is out of order or in use."""
+    ) -> Keeper:
+        """Start to write a memory; nothing is kept where the cache is out of order or in use."""
         record = MemoryRecord(
             model=self.model_name,
             fingerprint=self.fingerprint,
@@ -140,8 +182,9 @@ class Watcher:
         )
         config = self.network.config
         shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)
+        writer = None
         try:
-            return MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
+            writer = MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
         except Timeout as error:
             if is_asked_for:
                 raise UsageError(
@@ -150,21 +193,21 @@ class Watcher:
         except OSError as error:
             if is_asked_for:
                 raise _cannot_write(target, error) from error
-        return None
+        return Keeper(writer, is_asked_for)
 
     def _look(
         self,
         info: VideoInfo,
         plan: ClipPlan,
-        writer: MemoryWriter | None,
+        keeper: Keeper,
         reading: ReadingOptions,
         on_progress: Progress,
     ) -> VideoMemory:
         specs = [encoder.pixels for encoder in self.network.config.encoders]
         tokens, times, notes, report = [], [], list[str](), ReadReport()
-        skipped = writer.done if writer else 0
-        if writer and skipped:
-            kept = writer.written()
+        skipped = keeper.writer.done if keeper.writer else 0
+        if keeper.writer and skipped:
+            kept = keeper.writer.written()
             tokens.append(kept[0].to(self.network.device))
             times.append(kept[1])
             notes.append(f"{skipped} clips of an earlier, stopped run were kept")
@@ -186,8 +229,7 @@ class Watcher:
             decoded = time.perf_counter()
             on_progress("decode", done, len(plan))
             encoded = self._encode(batch.pixels, notes)
-            if writer:
-                writer.add(encoded, batch.times)
+            keeper.add(encoded, batch.times)
             tokens.append(encoded)
             times.append(batch.times)
             decode_seconds += decoded - mark

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 from shutil import copyfile
+from typing import Any
 
 import pytest
 
@@ -162,3 +163,29 @@ def test_a_talk_is_saved_as_text_only(video: Path, checkpoint: str, tmp_path: Pa
         talk.save(video)
     talk.save(tmp_path / "talk.json")
     assert json.loads((tmp_path / "talk.json").read_text())["turns"] == []
+
+
+def test_a_cache_that_fails_half_way_costs_no_second_look(
+    video: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    from apollo_cli.memory_cache import cache_folder
+    from apollo_cli.memory_file import MemoryWriter
+
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    add, seen = MemoryWriter.add, []
+
+    def fill_the_disk(self: MemoryWriter, tokens: Any, times: Any) -> None:
+        if self.done >= 8:
+            raise OSError(28, "No space left on device")
+        add(self, tokens, times)
+
+    monkeypatch.setattr(MemoryWriter, "add", fill_the_disk)
+    apollo = engine.load(checkpoint)
+    memory = apollo.watch(video, on_progress=lambda *told: seen.append(told))
+    assert len(memory) == 30
+    assert any("No space left on device" in note for note in memory.notes)
+    assert [done for stage, done, _ in seen if stage == "decode"] == [*range(4, 30, 4), 30]
+    assert list(cache_folder().iterdir()) == []
+    with pytest.raises(UsageError, match="No space left on device"):
+        apollo.remember(video, tmp_path / "video.apollo")
+    assert {path.suffix for path in tmp_path.glob("video.apollo.*")} == {".part", ".count"}
