@@ -12,7 +12,7 @@ import pytest
 from tests.house.repo import ROOT, SOURCE_FOLDERS, project_files, read
 
 MAPPED = ("weights", "ui", "finetune")
-SHIPPED_SUFFIXES = {".py", ".toml", ".json", ".safetensors", ".md", ".txt", ".css"}
+SHIPPED_SUFFIXES = {".py", ".toml", ".json", ".safetensors", ".md", ".txt", ".css", ".js"}
 
 
 def installed_path(path: Path) -> Path:

@@ -7,7 +7,7 @@ from pathlib import Path
 from tests.house.repo import project_files, read, syntax_tree
 
 # Their files get a line each; any other folder is one line.
-OPENED = (".", "apollo_cli", "weights", "finetune", "docs", "benchmarks", "tests")
+OPENED = (".", "apollo_cli", "weights", "ui", "finetune", "docs", "benchmarks", "tests")
 BLOCK = re.compile(r"(^## Files\n\n```text\n)(.*?)(^```$)", re.MULTILINE | re.DOTALL)
 NAME_WIDTH = 28
 

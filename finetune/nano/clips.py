@@ -13,7 +13,7 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from apollo_cli.finetune.toybox import (
+from apollo_cli.finetune.nano.toybox import (
     COLOURS,
     DIRECTIONS,
     SHAPES,

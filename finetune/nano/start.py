@@ -12,12 +12,12 @@ from typing import Any
 
 import torch
 
-from apollo_cli.finetune.nano import WORD_RMS
-from apollo_cli.finetune.nano_clips import MOTIONS
-from apollo_cli.finetune.nano_connector import Readout
-from apollo_cli.finetune.nano_data import QUERIES, TARGETS
-from apollo_cli.finetune.toy_phrases import NAMES
-from apollo_cli.finetune.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS
+from apollo_cli.finetune.nano.clips import MOTIONS
+from apollo_cli.finetune.nano.connector import Readout
+from apollo_cli.finetune.nano.data import QUERIES, TARGETS
+from apollo_cli.finetune.nano.network import WORD_RMS
+from apollo_cli.finetune.nano.phrases import NAMES
+from apollo_cli.finetune.nano.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS
 from apollo_cli.model.tokenizer import TextTokenizer
 
 # Tokens from the seconds of a label to its visual tokens, and from a clip to the one before.

@@ -8,19 +8,19 @@ import numpy as np
 import pytest
 import torch
 
-from apollo_cli.finetune.nano import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from apollo_cli.finetune.nano_connector import train_connector
-from apollo_cli.finetune.nano_data import Videos, ask_many, clip_times, pack_questions
-from apollo_cli.finetune.nano_language import (
+from apollo_cli.finetune.nano.connector import train_connector
+from apollo_cli.finetune.nano.data import Videos, ask_many, clip_times, pack_questions
+from apollo_cli.finetune.nano.language import (
     LanguageStage,
     answer_logits,
     train_language,
 )
-from apollo_cli.finetune.nano_optim import Optimiser
-from apollo_cli.finetune.nano_start import align_words, seed_distance, word_directions
-from apollo_cli.finetune.nano_tokenizer import build_tokenizer
-from apollo_cli.finetune.toybox import sample_world
-from apollo_cli.finetune.train_nano import load_weights, save_weights
+from apollo_cli.finetune.nano.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
+from apollo_cli.finetune.nano.optim import Optimiser
+from apollo_cli.finetune.nano.start import align_words, seed_distance, word_directions
+from apollo_cli.finetune.nano.tokenizer import build_tokenizer
+from apollo_cli.finetune.nano.toybox import sample_world
+from apollo_cli.finetune.nano.train import load_weights, save_weights
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano import TEXT_WIDTH, WORD_RMS
-from apollo_cli.finetune.nano_data import QUERIES, TARGETS, Videos, clip_targets
-from apollo_cli.finetune.nano_optim import Optimiser
+from apollo_cli.finetune.nano.data import QUERIES, TARGETS, Videos, clip_targets
+from apollo_cli.finetune.nano.network import TEXT_WIDTH, WORD_RMS
+from apollo_cli.finetune.nano.optim import Optimiser
 from apollo_cli.model.apollo import ApolloModel
 
 ABSENT_WEIGHT = 0.2

@@ -14,9 +14,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano import FRAMES, IMAGE_NAME, PIXELS, VIDEO_NAME, VISION_WIDTH
-from apollo_cli.finetune.nano_clips import CLASSES, MOTIONS, ClipBatch, stream_clips
-from apollo_cli.finetune.nano_optim import Optimiser
+from apollo_cli.finetune.nano.clips import CLASSES, MOTIONS, ClipBatch, stream_clips
+from apollo_cli.finetune.nano.network import FRAMES, IMAGE_NAME, PIXELS, VIDEO_NAME, VISION_WIDTH
+from apollo_cli.finetune.nano.optim import Optimiser
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.encoders import normalise
 

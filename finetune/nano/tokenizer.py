@@ -20,8 +20,8 @@ from tokenizers import (
     trainers,
 )
 
-from apollo_cli.finetune.toy_questions import EXTRA_KINDS, KINDS, Question, ask
-from apollo_cli.finetune.toybox import sample_world
+from apollo_cli.finetune.nano.questions import EXTRA_KINDS, KINDS, Question, ask
+from apollo_cli.finetune.nano.toybox import sample_world
 from apollo_cli.model.prompt import TEMPLATES, number_words
 
 END_TOKEN = "<|endoftext|>"

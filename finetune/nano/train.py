@@ -1,4 +1,4 @@
-"""Train apollo-nano from a fixed seed: ``python -m apollo_cli.finetune.train_nano --work DIR``.
+"""Train apollo-nano from a fixed seed: ``python -m apollo_cli.finetune.nano.train --work DIR``.
 
 Every stage leaves its result in the work folder; run again after a stop, it goes on from there.
 """
@@ -15,15 +15,15 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from apollo_cli.finetune.nano import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from apollo_cli.finetune.nano_connector import train_connector
-from apollo_cli.finetune.nano_data import Videos, clip_times, encode_worlds
-from apollo_cli.finetune.nano_encoders import train_encoders
-from apollo_cli.finetune.nano_language import LanguageStage, train_language
-from apollo_cli.finetune.nano_optim import Optimiser
-from apollo_cli.finetune.nano_start import align_words, seed_language_model
-from apollo_cli.finetune.nano_tokenizer import build_tokenizer
-from apollo_cli.finetune.toybox import sample_world
+from apollo_cli.finetune.nano.connector import train_connector
+from apollo_cli.finetune.nano.data import Videos, clip_times, encode_worlds
+from apollo_cli.finetune.nano.encoders import train_encoders
+from apollo_cli.finetune.nano.language import LanguageStage, train_language
+from apollo_cli.finetune.nano.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
+from apollo_cli.finetune.nano.optim import Optimiser
+from apollo_cli.finetune.nano.start import align_words, seed_language_model
+from apollo_cli.finetune.nano.tokenizer import build_tokenizer
+from apollo_cli.finetune.nano.toybox import sample_world
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer

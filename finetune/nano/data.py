@@ -15,10 +15,10 @@ import numpy as np
 import torch
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.nano import CLIP_SECONDS, FRAMES, PIXELS
-from apollo_cli.finetune.nano_clips import MOTIONS, render_clip
-from apollo_cli.finetune.toy_questions import Question, ask
-from apollo_cli.finetune.toybox import COLOURS, SHAPES, World, sample_world
+from apollo_cli.finetune.nano.clips import MOTIONS, render_clip
+from apollo_cli.finetune.nano.network import CLIP_SECONDS, FRAMES, PIXELS
+from apollo_cli.finetune.nano.questions import Question, ask
+from apollo_cli.finetune.nano.toybox import COLOURS, SHAPES, World, sample_world
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, VisualPart
 from apollo_cli.video.sampler import FrameGrid, plan_clips

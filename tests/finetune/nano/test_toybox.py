@@ -8,9 +8,9 @@ import av
 import numpy as np
 import pytest
 
-from apollo_cli.finetune.nano_clips import CLASSES, MOTIONS, label_patches
-from apollo_cli.finetune.toy_phrases import KIND_PATTERNS
-from apollo_cli.finetune.toy_questions import (
+from apollo_cli.finetune.nano.clips import CLASSES, MOTIONS, label_patches
+from apollo_cli.finetune.nano.phrases import KIND_PATTERNS
+from apollo_cli.finetune.nano.questions import (
     EXTRA_KINDS,
     KINDS,
     Question,
@@ -18,7 +18,7 @@ from apollo_cli.finetune.toy_questions import (
     is_right,
     list_things,
 )
-from apollo_cli.finetune.toybox import (
+from apollo_cli.finetune.nano.toybox import (
     COLOURS,
     SHAPES,
     draw,

@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apollo_cli.finetune.toy_phrases import NAMES, PHRASES
-from apollo_cli.finetune.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS, Thing, World
+from apollo_cli.finetune.nano.phrases import NAMES, PHRASES
+from apollo_cli.finetune.nano.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS, Thing, World
 
 LOOKUPS = ("colour", "shape", "direction", "speed", "digit")
 KINDS = (*LOOKUPS, "at", "when", "yesno", "choice")

@@ -15,8 +15,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano import TEXT_WIDTH, TOKENS_PER_CLIP
-from apollo_cli.finetune.nano_data import (
+from apollo_cli.finetune.nano.data import (
     QuestionBatch,
     Videos,
     embed_batch,
@@ -24,8 +23,9 @@ from apollo_cli.finetune.nano_data import (
     pack_questions,
     plan_batches,
 )
-from apollo_cli.finetune.nano_optim import Optimiser
-from apollo_cli.finetune.toy_questions import ask, is_right
+from apollo_cli.finetune.nano.network import TEXT_WIDTH, TOKENS_PER_CLIP
+from apollo_cli.finetune.nano.optim import Optimiser
+from apollo_cli.finetune.nano.questions import ask, is_right
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 

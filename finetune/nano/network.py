@@ -13,7 +13,7 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from apollo_cli.finetune.nano_tokenizer import build_tokenizer, end_token_id
+from apollo_cli.finetune.nano.tokenizer import build_tokenizer, end_token_id
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,

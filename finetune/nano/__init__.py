@@ -1,0 +1,1 @@
+"""apollo-nano: the drawn world it learns from, and how it was trained from nothing."""

@@ -1,0 +1,1 @@
+"""Tests of how apollo-nano is made."""
