@@ -166,9 +166,10 @@ class Apollo:
             for item in found
         ]
         # A file of `remember` may hold more than the context: what is left is what is told.
-        needed = QUESTION_RESERVE + 1 if reserve_tokens is None else reserve_tokens
+        if reserve_tokens is None:
+            reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
         context = self.network.config.context
-        return fit_memories(memories, self.prompts, context, needed, []) if memories else []
+        return fit_memories(memories, self.prompts, context, reserve_tokens, []) if memories else []
 
     def remember(
         self,

@@ -235,26 +235,6 @@ def ladder(
     return Fitted(settings, estimate, _given_up(run, wanted, settings))
 
 
-def step_down(run: Run, settings: Settings, stage: str) -> tuple[Settings, str] | None:
-    """The next rung for a run that was out of memory after all; None at the last one.
-
-    Args:
-        run: network, device and dtype.
-        settings: that were too large.
-        stage: ``encode`` or ``prefill``, where the memory ran out.
-    """
-    lower = settings
-    if stage == "encode" and settings.encode_batch > 1:
-        lower = replace(settings, encode_batch=settings.encode_batch // 2)
-    elif stage == "prefill" and settings.prefill_chunk > SMALLEST_CHUNK:
-        lower = replace(settings, prefill_chunk=settings.prefill_chunk // 2)
-    elif stage == "prefill" and settings.clips > 1:
-        lower = replace(settings, clips=settings.clips // 2)
-    if lower == settings:
-        return None
-    return lower, f"out of memory: {'; '.join(_given_up(run, settings, lower))}"
-
-
 def _smaller_steps(settings: Settings) -> Iterator[Settings]:
     """The settings themselves, then smaller batches, then shorter chunks besides."""
     yield settings

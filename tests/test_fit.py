@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import subprocess
 import sys
-from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -14,12 +13,10 @@ import pytest
 from apollo_cli.errors import FitError
 from apollo_cli.fit import (
     Run,
-    Settings,
     TokenDemand,
     estimate_memory,
     ladder,
     precisions,
-    step_down,
     weights_bytes,
 )
 from apollo_cli.model.apollo import ApolloModel
@@ -188,21 +185,6 @@ def test_precisions_that_are_not_allowed_are_not_taken(run: Run):
 def test_too_little_memory_for_one_clip_is_one_clear_error(run: Run):
     with pytest.raises(FitError, match=r"needed for the smallest run.*are free on cuda"):
         ladder(run, run.settings(600), 2 * GIGABYTE, tokens_of)
-
-
-def test_a_run_that_was_out_of_memory_takes_one_step_down(run: Run):
-    settings = Settings(encode_batch=4, prefill_chunk=512, quant=None, clips=10)
-    taken = step_down(run, settings, "encode")
-    assert taken is not None
-    assert taken[0] == replace(settings, encode_batch=2)
-    assert taken[1].startswith("out of memory: clips are encoded 2 at a time")
-    taken = step_down(run, settings, "prefill")
-    assert taken is not None
-    assert taken[0] == replace(settings, prefill_chunk=256)
-    taken = step_down(run, taken[0], "prefill")
-    assert taken is not None
-    assert taken[0].clips == 5
-    assert step_down(run, replace(settings, encode_batch=1), "encode") is None
 
 
 MEASURED = """
