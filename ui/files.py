@@ -1,0 +1,158 @@
+"""Which files the page may open: those under given folders, once every link is followed."""
+
+from __future__ import annotations
+
+import itertools
+import os
+import stat
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+
+from apollo_cli.errors import UsageError
+from apollo_cli.memory_record import SUFFIX
+from apollo_cli.video.opening import shown
+
+# A picker shows what is likely to open; any other file can be typed.
+_LISTED = (
+    "3gp,asf,avi,avif,bmp,dv,flv,gif,h264,heic,hevc,ivf,jpeg,jpg,m2ts,m4v,mjpeg,mkv,mov,mp4,mpeg,"
+    "mpg,mts,mxf,nut,obu,ogg,ogv,png,rm,tif,tiff,ts,vob,webm,webp,wmv,y4m"
+)
+LISTED_SUFFIXES = frozenset({SUFFIX, *(f".{name}" for name in _LISTED.split(","))})
+_MOST_SCANNED = 20_000
+
+
+class UiForbidden(UsageError):
+    """A file that the page may not open."""
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One line of a picker.
+
+    Attributes:
+        path: absolute. is_folder: it can be listed in turn. size_bytes: 0 for folders.
+    """
+
+    name: str
+    path: Path
+    is_folder: bool
+    size_bytes: int
+
+
+class AllowedFolders:
+    """The files that may be opened.
+
+    Args:
+        folders: these and all below them; the first is where relative names start.
+        files: further files, each allowed by itself.
+        uploads: folder of what visitors dropped; allowed, and in no listing.
+    """
+
+    def __init__(
+        self, folders: Sequence[Path], files: Sequence[Path] = (), uploads: Path | None = None
+    ) -> None:
+        self.folders = tuple(Path(os.path.realpath(folder)) for folder in folders)
+        self.files = frozenset(Path(os.path.realpath(file)) for file in files)
+        self.uploads = None if uploads is None else Path(os.path.realpath(uploads))
+
+    def resolve(self, text: str) -> Path:
+        """The absolute path of a file or folder, with every link followed.
+
+        Args:
+            text: as typed; quotes around it are dropped, ``~`` is the home folder.
+
+        Raises:
+            UiForbidden: it lies outside, whether it exists or not.
+            UsageError: it is empty, no path, or there is no such file inside.
+        """
+        path = self._place(text)
+        if not self.covers(path):
+            raise UiForbidden(
+                f"{shown(text)} may not be opened here",
+                "allowed are files under " + ", ".join(map(shown, self.folders)),
+                "start apollo ui with --allow and its folder",
+            )
+        if not os.path.exists(path):
+            raise UsageError(f"{shown(path)}: no such file", next_step="check the path")
+        return path
+
+    def covers(self, path: Path) -> bool:
+        """Whether a path without links lies inside."""
+        roots = self.folders if self.uploads is None else (*self.folders, self.uploads)
+        return path in self.files or any(path.is_relative_to(root) for root in roots)
+
+    def is_upload(self, path: Path) -> bool:
+        """Whether a resolved path is something that a visitor dropped."""
+        return self.uploads is not None and path.is_relative_to(self.uploads)
+
+    def open(self, text: str) -> tuple[Path, int]:
+        """Resolve and open a plain file for reading; the caller closes the descriptor.
+
+        Raises:
+            UiForbidden: also when it became a link meanwhile, is no plain file, or may not be read.
+            UsageError: as ``resolve``.
+        """
+        path = self.resolve(text)
+        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
+        try:
+            descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
+        except OSError as error:
+            raise UiForbidden(f"{shown(path)} cannot be read ({error.strerror})") from None
+        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+            os.close(descriptor)
+            raise UiForbidden(f"{shown(path)} is no plain file", "allowed are videos and images")
+        return path, descriptor
+
+    def list_media(self, folder: str = "", most: int = 500) -> tuple[list[Entry], bool]:
+        """Folders and likely videos and images of one folder, folders first, by name.
+
+        Args:
+            folder: empty for the first of the allowed folders.
+
+        Returns:
+            The entries, and whether there are more than ``most``.
+
+        Raises:
+            UiForbidden, UsageError: as ``resolve``; also for what is no folder.
+        """
+        place = self.resolve(folder or str(self.folders[0]))
+        found: list[Entry] = []
+        try:
+            with os.scandir(place) as rows:
+                for row in itertools.islice(rows, _MOST_SCANNED):
+                    entry = self._entry(row)
+                    if entry is not None:
+                        found.append(entry)
+        except NotADirectoryError:
+            raise UsageError(f"{shown(place)} is no folder", next_step="open it") from None
+        except OSError as error:
+            raise UsageError(f"{shown(place)} cannot be listed ({error.strerror})") from None
+        found.sort(key=lambda entry: (not entry.is_folder, entry.name.casefold()))
+        return found[:most], len(found) > most
+
+    def _entry(self, row: os.DirEntry[str]) -> Entry | None:
+        if row.name.startswith("."):
+            return None
+        try:
+            is_folder, size = row.is_dir(), row.stat().st_size
+            plain = is_folder or row.is_file()
+        except OSError:
+            return None
+        if not plain or not (is_folder or Path(row.name).suffix.lower() in LISTED_SUFFIXES):
+            return None
+        path = Path(os.path.realpath(row.path))
+        if not self.covers(path):
+            return None
+        return Entry(row.name, path, is_folder, 0 if is_folder else size)
+
+    def _place(self, text: str) -> Path:
+        text = text.strip()
+        if len(text) > 1 and text[0] == text[-1] and text[0] in "'\"":
+            text = text[1:-1]
+        if not text:
+            raise UsageError("no file was named", next_step="choose one, or type its path")
+        try:
+            return Path(os.path.realpath(self.folders[0] / os.path.expanduser(text)))
+        except (OSError, ValueError):
+            raise UsageError(f"{shown(text)} is not a usable path") from None
