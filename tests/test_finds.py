@@ -189,3 +189,21 @@ def test_a_cache_that_fails_half_way_costs_no_second_look(
     with pytest.raises(UsageError, match="No space left on device"):
         apollo.remember(video, tmp_path / "video.apollo")
     assert {path.suffix for path in tmp_path.glob("video.apollo.*")} == {".part", ".count"}
+
+
+def test_an_answer_cannot_break_out_of_its_subtitle():
+    from apollo_cli.commands.formats import to_srt
+
+    hostile = "first\n\n2\n00:00:09,000 --> 00:00:10,000\nfaked"
+    block = to_srt({"question": "what?", "answer": hostile}, 1)
+    assert block.count("-->") == 1
+    assert block.index("\n\n") == len(block) - 2
+
+
+def test_a_web_address_is_named_as_what_it_is(tmp_path: Path, capfd: pytest.CaptureFixture[str]):
+    listed = tmp_path / "videos.txt"
+    listed.write_text("http://example.org/a.mp4\n")
+    for arguments in (["http://example.org/a.mp4", "what?"], ["--videos", str(listed), "what?"]):
+        assert main(["ask", *arguments]) == 3
+        told = "http://example.org/a.mp4 is a web address; only local files are read"
+        assert told in capfd.readouterr().err

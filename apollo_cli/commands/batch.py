@@ -31,7 +31,10 @@ def list_videos(source: str) -> list[str]:
         else:
             lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines()]
             rows = [line for line in lines if line and not line.startswith("#")]
-            found = [str(place.parent / Path(row).expanduser()) for row in rows]
+            # A web address stays as it is: it is refused by its name, not as a path of this folder.
+            found = [
+                row if "://" in row else str(place.parent / Path(row).expanduser()) for row in rows
+            ]
     except (OSError, UnicodeDecodeError) as error:
         raise UsageError(
             f"--videos {source}", "a folder or a text file with one path a line is needed"

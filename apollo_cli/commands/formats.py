@@ -48,7 +48,8 @@ def to_srt(row: dict[str, Any], number: int) -> str:
     windows = [video["window_seconds"] for video in row.get("videos", [])]
     start, end = cited[0]["clip_seconds"] if cited else (windows[0] if windows else (0.0, 1.0))
     text = row.get("answer", row.get("error", ""))
-    return f"{number}\n{_stamp(start)} --> {_stamp(end)}\n{row['question']}\n{text}\n\n"
+    words = _one_block(f"{row['question']}\n{text}")
+    return f"{number}\n{_stamp(start)} --> {_stamp(end)}\n{words}\n\n"
 
 
 def to_markdown(row: dict[str, Any], number: int) -> str:
@@ -56,6 +57,12 @@ def to_markdown(row: dict[str, Any], number: int) -> str:
     seen = ", ".join(video["coverage_text"] for video in row.get("videos", []))
     text = row.get("answer", row.get("error", ""))
     return f"**{row['question']}**\n\n{text}\n\n" + (f"_{seen}_\n\n" if seen else "")
+
+
+def _one_block(text: str) -> str:
+    """Text that a subtitle can hold: an empty line or an arrow would begin the next one."""
+    lines = [line.strip() for line in text.replace("-->", "->").splitlines()]
+    return "\n".join(filter(None, lines))
 
 
 def _stamp(seconds: float) -> str:

@@ -69,6 +69,12 @@ def resolve_file(path: str | Path) -> Path:
         if os.path.islink(path):
             target = os.readlink(path)
             raise MediaError(f"{shown(path)} is a link to {shown(target)}, no such file") from None
+        if "://" in str(path):
+            raise MediaError(
+                f"{shown(path)} is a web address",
+                "only local files are read",
+                "fetch the video first, then give its path",
+            ) from None
         raise MediaError(f"{shown(path)}: no such file", next_step="check the path") from None
     except PermissionError:
         raise MediaError(f"{shown(path)}: permission denied") from None
