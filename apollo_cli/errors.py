@@ -6,6 +6,8 @@ and what to do next. ``apollo_cli.cli`` is the one place that turns them into ex
 
 from __future__ import annotations
 
+from collections.abc import Iterable
+
 
 class ApolloError(Exception):
     """An error with a remedy.
@@ -65,6 +67,26 @@ class DeviceError(ApolloError):
 
 
 class DataError(ApolloError):
-    """Training data or a recipe with a fault."""
+    """Training data or a recipe with faults.
+
+    Args:
+        faults: each is shown on a line of its own.
+    """
 
     exit_code = 7
+
+    def __init__(
+        self,
+        received: str,
+        allowed: str = "",
+        next_step: str = "",
+        *,
+        faults: Iterable[str] = (),
+    ) -> None:
+        self.faults = tuple(" ".join(fault.split()) for fault in faults)
+        super().__init__(received, allowed, next_step)
+
+    @property
+    def message(self) -> str:
+        """The three parts on one line, then the faults."""
+        return "\n".join([super().message, *(f"  - {fault}" for fault in self.faults)])

@@ -1,0 +1,149 @@
+"""The stages of training as data: what each trains, on what, how fast (paper, findings 8-10)."""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Mapping
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Literal
+
+if TYPE_CHECKING:
+    from apollo_cli.finetune.sample import Kind
+
+Part = Literal["llm", "connector", "encoders"]
+StageName = Literal[1, 2, 3, "custom"]
+Method = Literal["full", "lora", "qlora"]
+
+PARTS: tuple[Part, ...] = ("llm", "connector", "encoders")
+METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
+# Values of the language model at which the paper's rates hold.
+REFERENCE_PARAMETERS = 3_085_938_688
+# Low-rank factors start at zero and move the weights less than full training at the same rate.
+LORA_RATE_FACTOR = 10.0
+
+
+@dataclass(frozen=True)
+class Stage:
+    """One stage of training.
+
+    Attributes:
+        name: as a recipe calls it.
+        summary: what it does, in a few words.
+        allowed: parts that may be trained in it. trains: those that are, when none are named.
+        kinds: kinds of samples that it takes.
+        rates: learning rates at 3B.
+        text_share: lowest and highest share of samples without pictures; None: no advice.
+        because: the finding behind its limits, in words for an error.
+    """
+
+    name: StageName
+    summary: str
+    allowed: tuple[Part, ...]
+    trains: tuple[Part, ...]
+    kinds: tuple[Kind, ...]
+    rates: Mapping[Part, float]
+    text_share: tuple[float, float] | None = None
+    because: str = ""
+
+
+_ALL_KINDS: tuple[Kind, ...] = ("text", "image", "multi-image", "video")
+_LAST_RATES: dict[Part, float] = {"llm": 3e-5, "connector": 1e-4, "encoders": 5e-6}
+
+STAGES: dict[StageName, Stage] = {
+    1: Stage(
+        1,
+        "the connector learns to speak to the language model",
+        ("connector",),
+        ("connector",),
+        ("video",),
+        {"connector": 1e-4},
+        because="the paper's stage 1 trains the connector alone, on video",
+    ),
+    2: Stage(
+        2,
+        "the vision encoders learn from video, the language model stays as it is",
+        ("encoders",),
+        ("encoders",),
+        ("video",),
+        {"encoders": 5e-6},
+        because="the paper trains encoders on video alone, never on mixed images and video, "
+        "with the language model frozen",
+    ),
+    3: Stage(
+        3,
+        "language model and connector learn from the whole mixture",
+        ("llm", "connector"),
+        ("llm", "connector"),
+        _ALL_KINDS,
+        _LAST_RATES,
+        text_share=(0.10, 0.14),
+        because="the paper found 59.2 points with frozen encoders, and 48.1 at best with encoders "
+        "that were trained together with the language model",
+    ),
+    "custom": Stage("custom", "any parts on any data", PARTS, (), _ALL_KINDS, _LAST_RATES),
+}
+
+TEXT_FINDING = (
+    "the paper scored 59.0 with 15 % text, 54.1 with 25 %, 47.5 with none and 41.8 with 7 % and "
+    "video alone: without text the language model forgets how to talk"
+)
+
+
+@dataclass(frozen=True)
+class Schedule:
+    """Stages in a row, as the paper compared them.
+
+    Attributes:
+        summary: in a few words.
+        steps: for each stage, its name in a recipe and the parts that it trains.
+        score: the paper's points, best of three settings.
+    """
+
+    summary: str
+    steps: tuple[tuple[StageName, tuple[Part, ...]], ...]
+    score: float
+
+
+SCHEDULES: dict[str, Schedule] = {
+    "three": Schedule(
+        "connector; encoders on video; language model and connector",
+        ((1, ("connector",)), (2, ("encoders",)), (3, ("llm", "connector"))),
+        59.2,
+    ),
+    "two-frozen": Schedule(
+        "connector; language model and connector, encoders never",
+        ((1, ("connector",)), (3, ("llm", "connector"))),
+        57.8,
+    ),
+    "two-trained": Schedule(
+        "connector; everything together",
+        ((1, ("connector",)), ("custom", PARTS)),
+        48.1,
+    ),
+    "one-frozen": Schedule(
+        "language model and connector from the start", ((3, ("llm", "connector")),), 48.7
+    ),
+    "one-trained": Schedule("everything together from the start", (("custom", PARTS),), 31.0),
+}
+
+
+def learning_rates(
+    stage: StageName, llm_parameters: int, method: Method = "full"
+) -> dict[Part, float]:
+    """Learning rates of a stage for a model of another size.
+
+    The paper gives them at 3B and scales with the square root: half the parameters take 1.41 times
+    the rate. Low-rank adapters take ten times the rate of the language model's own weights.
+
+    Args:
+        stage: which one.
+        llm_parameters: number of values of the language model.
+        method: how the language model is trained.
+    """
+    scale = math.sqrt(REFERENCE_PARAMETERS / llm_parameters)
+    rates: dict[Part, float] = {}
+    for part, rate in STAGES[stage].rates.items():
+        rates[part] = rate * scale
+    if method != "full" and "llm" in rates:
+        rates["llm"] *= LORA_RATE_FACTOR
+    return rates
