@@ -1,0 +1,141 @@
+"""Faults of training data and recipes: each kind has a name, a cost, and a way out."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+from dataclasses import dataclass
+from typing import Literal
+
+Cost = Literal["run", "sample", "note"]
+
+
+@dataclass(frozen=True)
+class FaultKind:
+    """What all faults of one name share.
+
+    Attributes:
+        cost: what is lost: the whole ``run``, this ``sample``, or nothing (a ``note``).
+        allowed: what would have been accepted. next_step: what to do.
+    """
+
+    cost: Cost
+    allowed: str = ""
+    next_step: str = ""
+
+
+_UTF8 = "data files are UTF-8"
+_FORMATS = "data is JSON lines, a JSON list, or CSV with the columns question and answer"
+
+KINDS: dict[str, FaultKind] = {
+    # Whole files.
+    "unreadable_file": FaultKind("run", "a plain file that can be read", "check the path"),
+    "wrong_encoding": FaultKind("run", _UTF8, "save the file as UTF-8"),
+    "unknown_format": FaultKind("run", _FORMATS, "set format in the recipe, or convert the file"),
+    "cut_file": FaultKind("run", "a whole JSON list or CSV file", "copy or write the file again"),
+    "missing_column": FaultKind("run", "a CSV needs question and answer", "add the column"),
+    "no_samples": FaultKind("run", "at least one sample to train on", "repair or add samples"),
+    # The form of one sample.
+    "broken_line": FaultKind("sample", f"one JSON object a line; {_UTF8}", "repair the line"),
+    "wrong_type": FaultKind("sample", "", "repair the sample"),
+    "wrong_role": FaultKind(
+        "sample", "a question, its answer, and so on; a system message first", "repair the order"
+    ),
+    "nothing_to_train": FaultKind("sample", "at least one answer", "add an answer"),
+    "empty_answer": FaultKind("sample", "every answer has words", "write it, or leave it out"),
+    "tag_without_file": FaultKind("sample", "as many tags as files", "name the file"),
+    "file_without_tag": FaultKind("sample", "as many tags as files, or no tag", "add the tag"),
+    "tag_in_answer": FaultKind("sample", "tags stand in questions only", "take it out"),
+    "special_token": FaultKind(
+        "sample", "plain text: such a token would end the turn", "take it out"
+    ),
+    "wrong_window": FaultKind(
+        "sample", "seconds with 0 <= from < to, for one video", "repair from and to"
+    ),
+    "unsupported_media": FaultKind("sample", "text, videos and images", "leave the sound out"),
+    # Its files.
+    "web_address": FaultKind("sample", "files on this machine", "download it first"),
+    "outside_folder": FaultKind(
+        "sample",
+        "files inside the folder of the data file, links followed",
+        "set media in [[data]]",
+    ),
+    "missing_file": FaultKind("sample", "paths start at the folder of the data", "check the path"),
+    "not_a_file": FaultKind("sample", "a plain file", "save it to a file first"),
+    "broken_video": FaultKind("sample", "a readable video", "copy or convert it again"),
+    "broken_image": FaultKind("sample", "a readable image", "copy or convert it again"),
+    "wrong_kind": FaultKind("sample", "videos under video, images under image", "swap the field"),
+    "outside_video": FaultKind("sample", "from lies inside the video", "repair from"),
+    "too_long": FaultKind(
+        "sample", "text that fits beside one clip of each video", "shorten it or raise max_tokens"
+    ),
+    # What happens to a sample all the same.
+    "no_tag": FaultKind("note", "the video or image is put in front"),
+    "tag_moved": FaultKind("note", "it is put in front of the first question, as when asking"),
+    "tag_of_other_kind": FaultKind("note", "the tag is taken for the file that is there"),
+    "system_moved": FaultKind("note", "it is put in front of the first question"),
+    "unanswered_question": FaultKind("note", "the last question is left out"),
+    "empty_question": FaultKind("note", "the answer is learned as a caption"),
+    "answer_not_a_choice": FaultKind("note", "accuracy will count it as wrong"),
+    "unknown_field": FaultKind("note", "it is not used", "check the spelling"),
+    "unknown_column": FaultKind("note", "it is not used", "check the spelling"),
+    "duplicate": FaultKind("note", "it is learned more often than others"),
+    "odd_file": FaultKind("note", "it is read all the same"),
+    "end_after_video": FaultKind("note", "the video's own end is taken"),
+    "thinned": FaultKind("note", "its clips are spaced out", "raise max_tokens to see more"),
+    "held_out_twice": FaultKind(
+        "note", "validation says little about what was trained on", "leave it out of one"
+    ),
+    # The mixture and the recipe.
+    "images_in_stage_2": FaultKind(
+        "run",
+        "encoders are trained on video only (paper, finding 9)",
+        "leave images out, or set images_in_stage_2 = true",
+    ),
+    "kind_not_in_stage": FaultKind(
+        "run", "only samples that reach the parts that are trained", "leave them out"
+    ),
+    "text_share": FaultKind(
+        "note", "10 to 14 % text keeps the language model's skills (paper, finding 10)"
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Fault:
+    """One thing that is wrong or worth knowing.
+
+    Attributes:
+        kind: a name in ``KINDS``.
+        where: the file, line or entry, such as ``bees.jsonl:12``.
+        received: what was found there, without ``where``.
+        allowed, next_step: where the kind's own words are not exact enough.
+    """
+
+    kind: str
+    where: str
+    received: str
+    allowed: str = ""
+    next_step: str = ""
+
+    @property
+    def cost(self) -> Cost:
+        """What is lost."""
+        return KINDS[self.kind].cost
+
+    @property
+    def remedy(self) -> str:
+        """What is allowed, and what to do."""
+        kind = KINDS[self.kind]
+        parts = (self.allowed or kind.allowed, self.next_step or kind.next_step)
+        return "; ".join(part for part in parts if part)
+
+    @property
+    def message(self) -> str:
+        """The whole sentence on one line."""
+        text = "; ".join(filter(None, (f"{self.where}: {self.received}", self.remedy)))
+        return " ".join(text.split())
+
+
+def is_serious(faults: Iterable[Fault]) -> bool:
+    """Whether any of them costs a sample or the run."""
+    return any(fault.cost != "note" for fault in faults)
