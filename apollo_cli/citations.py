@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from typing import Any
 
@@ -60,16 +61,22 @@ def cited_times(text: str, memory: VideoMemory) -> list[Citation]:
     starts = memory.times[:, 0]
     lengths = memory.times[:, -1] - starts + memory.plan.clip_seconds / memory.times.shape[1]
     found = []
-    for match in _TIMES.finditer(text):
-        for seconds in _seconds(match):
+    for start, end, moments in times_in(text):
+        for seconds in moments:
             if seconds > memory.duration_seconds:
                 continue
             ends = np.minimum(starts + lengths, memory.duration_seconds)
             away = np.maximum(starts - seconds, seconds - ends).clip(min=0)
             nearest = int(away.argmin())
             edges = (round(float(starts[nearest]), 3), round(float(ends[nearest]), 3))
-            found.append(Citation(match[0], seconds, edges, bool(away[nearest] == 0)))
+            found.append(Citation(text[start:end], seconds, edges, bool(away[nearest] == 0)))
     return found
+
+
+def times_in(text: str) -> Iterator[tuple[int, int, list[float]]]:
+    """Where a text names moments: its first and last character, and the seconds that are meant."""
+    for match in _TIMES.finditer(text):
+        yield match.start(), match.end(), _seconds(match)
 
 
 def _seconds(match: re.Match[str]) -> list[float]:

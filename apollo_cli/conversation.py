@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -13,6 +13,7 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
 from apollo_cli.model.prompt import Turn
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.files import apollo_home
@@ -41,22 +42,27 @@ class Conversation:
     turns: list[Turn] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
 
-    def watch(self, files: list[str], on_progress: Progress = no_progress) -> None:
-        """Look at other files from now on; the turns stay.
+    @property
+    def reserve_tokens(self) -> int:
+        """Tokens kept free for the turns of the talk and for an answer."""
+        context = self.apollo.network.config.context
+        return min(_MOST_HISTORY_TOKENS, context // 8) + self.options.max_new_tokens
+
+    def watch(self, files: Sequence[str | VideoInfo], on_progress: Progress = no_progress) -> None:
+        """Look at other files from now on, or at what ``probe`` said of them; the turns stay.
 
         Raises:
             MediaError: a file cannot be read; what was looked at before stays.
         """
-        context = self.apollo.network.config.context
-        history = min(_MOST_HISTORY_TOKENS, context // 8)
         self.memories = self.apollo.watch_all(
             files,
             self.sampling,
-            reserve_tokens=history + self.options.max_new_tokens,
+            reserve_tokens=self.reserve_tokens,
             reading=self.reading,
             on_progress=on_progress,
         )
-        self.files = [str(Path(file).absolute()) for file in files]
+        paths = [file.path if isinstance(file, VideoInfo) else Path(file) for file in files]
+        self.files = [str(path.absolute()) for path in paths]
 
     def look_at(self, start: float, end: float | None, on_progress: Progress = no_progress) -> None:
         """Look at another window of the same files.
@@ -128,15 +134,40 @@ class Conversation:
             MediaError: a file of it is gone or broken.
         """
         try:
-            saved = json.loads(path.read_text("utf-8"))
-            turns = [Turn(row["question"], row["answer"]) for row in saved["turns"]]
-            files, sampling = list(saved["files"]), SamplingOptions(**saved["sampling"])
+            saved = read_talk(path.read_text("utf-8"), str(path))
         except FileNotFoundError as error:
             raise UsageError(f"{path}: there is no saved talk", next_step="start one") from error
-        except (OSError, ValueError, KeyError, TypeError) as error:
+        except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not a saved talk, or damaged") from error
-        self.sampling, self.turns = sampling, turns
-        self.watch(files, on_progress)
+        self.sampling, self.turns = saved.sampling, list(saved.turns)
+        self.watch(saved.files, on_progress)
+
+
+@dataclass(frozen=True)
+class SavedTalk:
+    """What a saved talk is gone on with: its turns, what was looked at, and of which files."""
+
+    turns: tuple[Turn, ...]
+    files: tuple[str, ...]
+    sampling: SamplingOptions
+
+
+def read_talk(text: str, name: str) -> SavedTalk:
+    """Read the JSON of a saved talk. Nothing is opened.
+
+    Args:
+        name: what errors call it.
+
+    Raises:
+        UsageError: it is not a saved talk, or damaged.
+    """
+    try:
+        saved = json.loads(text)
+        turns = tuple(Turn(str(row["question"]), str(row["answer"])) for row in saved["turns"])
+        files = tuple(str(file) for file in saved["files"])
+        return SavedTalk(turns, files, SamplingOptions(**saved["sampling"]))
+    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        raise UsageError(f"{name} is not a saved talk, or damaged") from error
 
 
 def last_talk() -> Path:

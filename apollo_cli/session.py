@@ -13,6 +13,7 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.generate import generate, prefill, rewind
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.video_memory import VideoMemory
+from apollo_cli.watching import Progress, no_progress
 
 # Longest phrase that is recognised when it repeats, in tokens, and how often it must repeat.
 _LONGEST_LOOP, _LOOP_COPIES, _LOOP_TOKENS = 64, 4, 24
@@ -27,6 +28,8 @@ class Session:
     Attributes:
         prefix_length: tokens up to the last visual token of the videos read last.
         chunk_tokens: prompt tokens read at a time; gets smaller when memory runs out.
+        on_progress: called with ``read`` or ``write``, tokens done, and tokens at most. It may
+            raise to stop; what was read by then is not taken for read.
     """
 
     def __init__(self, network: ApolloModel, prompts: PromptBuilder) -> None:
@@ -34,6 +37,7 @@ class Session:
         self.prompts = prompts
         self.prefix_length = 0
         self.chunk_tokens = PREFILL_CHUNK
+        self.on_progress: Progress = no_progress
         self._cache = DynamicCache(config=network.llm.config)
         self._memories: list[VideoMemory] = []
 
@@ -66,9 +70,19 @@ class Session:
             ) from None
 
     def _read(self, memories: list[VideoMemory], suffix: Sequence[int]) -> torch.Tensor:
-        self._read_prefix(memories)
+        self._read_prefix(memories, len(suffix))
         embeddings = self.network.embed(suffix, None)
-        return prefill(self.network, embeddings, self._cache, self.chunk_tokens)
+        return self._prefill(embeddings, self.prefix_length + len(suffix))
+
+    def _prefill(self, embeddings: torch.Tensor, total: int) -> torch.Tensor:
+        """Read on; ``total`` is the length of the whole prompt."""
+        self.on_progress("read", self._cache.get_seq_length(), total)
+        logits = None
+        for chunk in embeddings.split(self.chunk_tokens, dim=1):
+            logits = prefill(self.network, chunk, self._cache, self.chunk_tokens)
+            self.on_progress("read", self._cache.get_seq_length(), total)
+        assert logits is not None
+        return logits
 
     def _forget(self) -> None:
         self._cache = DynamicCache(config=self.network.llm.config)
@@ -102,6 +116,7 @@ class Session:
         shown = text = ""
         for token in self.write(logits, options):
             ids.append(token)
+            self.on_progress("write", len(ids), options.max_new_tokens)
             text = self.prompts.tokenizer.decode(ids).lstrip()
             # A character may be spread over tokens; it is shown when it is whole.
             if not text.endswith("\ufffd") and len(text) > len(shown):
@@ -118,7 +133,7 @@ class Session:
         end = self.prompts.tokenizer.token_id(self.prompts.template.end_token)
         return tuple({*self.network.config.eos_ids, *(() if end is None else (end,))})
 
-    def _read_prefix(self, memories: list[VideoMemory]) -> None:
+    def _read_prefix(self, memories: list[VideoMemory], suffix_tokens: int) -> None:
         same = len(memories) == len(self._memories) and all(
             new is old for new, old in zip(memories, self._memories, strict=True)
         )
@@ -128,7 +143,7 @@ class Session:
                 ids = self.prompts.prefix_ids([memory.part for memory in memories])
                 visual = torch.cat([memory.tokens.flatten(0, 1) for memory in memories])
                 embeddings = self.network.embed(ids, visual)
-                prefill(self.network, embeddings, self._cache, self.chunk_tokens)
+                self._prefill(embeddings, len(ids) + suffix_tokens)
                 self._memories, self.prefix_length = memories, len(ids)
         rewind(self._cache, self.prefix_length)
 

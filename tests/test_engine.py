@@ -17,6 +17,7 @@ from apollo_cli.fitting import Wish, fit_wish
 from apollo_cli.hardware import DeviceInfo
 from apollo_cli.model.prompt import Turn
 from apollo_cli.video.probe import probe
+from apollo_cli.watching import no_progress
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -212,3 +213,34 @@ def test_a_fit_to_the_free_memory_gives_up_what_it_says(
     assert fitted.watcher.encode_batch == tight.settings.encode_batch
     with pytest.raises(FitError, match="smaller model"):
         wish(10**6)
+
+
+def test_reading_and_writing_tell_how_far_they_are_and_can_be_stopped(apollo: Apollo):
+    class Enough(Exception):
+        pass
+
+    video, session, told = apollo.watch(LONGER), apollo.session, list[tuple[str, int, int]]()
+    whole = apollo.ask(video, "one?", SHORT)
+    session.on_progress = lambda *step: told.append(step)
+    session._forget()
+    assert apollo.ask(video, "one?", SHORT).text == whole.text
+    length = whole.tokens.visual + whole.tokens.text
+    assert told[0] == ("read", 0, length)
+    assert ("read", length, length) in told
+    assert told[-1] == ("write", whole.generated, SHORT.max_new_tokens)
+
+    def stop_at(stage: str, done: int) -> None:
+        def stop(*step: Any) -> None:
+            if step[:1] == (stage,) and step[1] >= done:
+                raise Enough
+
+        session.on_progress = stop
+        with pytest.raises(Enough):
+            apollo.ask(video, "two?", SHORT)
+        session.on_progress = no_progress
+
+    session._forget()
+    stop_at("read", 1)
+    stop_at("read", length)
+    stop_at("write", 3)
+    assert apollo.ask(video, "one?", SHORT).text == whole.text
