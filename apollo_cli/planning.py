@@ -68,17 +68,19 @@ class Planner:
     def plan(
         self,
         infos: Sequence[VideoInfo],
-        sampling: SamplingOptions,
+        sampling: SamplingOptions | Sequence[SamplingOptions],
         reserve_tokens: int | None = None,
         spoken: Sequence[Spoken] | None = None,
+        budget: int | None = None,
     ) -> list[ClipPlan]:
         """Decide what is looked at.
 
         Args:
             infos: the videos and images of one question; they share the budget.
-            sampling: what the user asked for.
+            sampling: what the user asked for; of all, or of each.
             reserve_tokens: tokens of the longest question and its answer.
             spoken: what is said in each; it takes its share of the budget.
+            budget: tokens in all; None is the context.
 
         Raises:
             FitError: not even one clip of each fits.
@@ -87,14 +89,16 @@ class Planner:
         if reserve_tokens is None:
             reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
         spoken = spoken or [Spoken()] * len(infos)
-        windows = [self._window(info, sampling) for info in infos]
+        one = isinstance(sampling, SamplingOptions)
+        wishes = list(zip(infos, [sampling] * len(infos) if one else sampling, strict=True))
+        windows = [self._window(*wish) for wish in wishes]
         listed = preamble(list(zip(spoken, windows, strict=True)))
         reserve_tokens += len(self.prompts.tokenizer.encode(listed))
-        wanted = [self._wanted_clips(info, sampling) for info in infos]
+        wanted = [self._wanted_clips(*wish) for wish in wishes]
 
         def plans_for(total: int) -> list[ClipPlan]:
             shares = share_clips(wanted, total)
-            return [self._plan_one(i, sampling, n) for i, n in zip(infos, shares, strict=True)]
+            return [self._plan_one(*wish, n) for wish, n in zip(wishes, shares, strict=True)]
 
         def tokens_of(total: int) -> int:
             plans = plans_for(total)
@@ -103,17 +107,28 @@ class Planner:
 
         fewest = len(infos)
         most = max(fewest, min(sum(wanted), self.most_clips or sum(wanted)))
-        fitting = largest_fitting(most, tokens_of, self.config.context, fewest)
+        fitting = largest_fitting(most, tokens_of, budget or self.config.context, fewest)
         return plans_for(fitting)
 
     def plan_everything(self, info: VideoInfo, sampling: SamplingOptions) -> ClipPlan:
         """All clips of one video, however many a context holds."""
         return self._plan_one(info, sampling, self._wanted_clips(info, sampling))
 
-    def part(self, info: VideoInfo, plan: ClipPlan, spoken: Spoken | None = None) -> VisualPart:
-        """A planned video as the prompt will tell it, with the times of its real pictures."""
-        times = plan.times
-        if info.kind == "video":
+    def part(
+        self,
+        info: VideoInfo,
+        plan: ClipPlan,
+        spoken: Spoken | None = None,
+        times: np.ndarray | None = None,
+    ) -> VisualPart:
+        """A planned video as the prompt will tell it, with the times of its real pictures.
+
+        Args:
+            times: (clips, frames) of the pictures that were read; None foretells them.
+        """
+        if times is None:
+            times = plan.times
+        if info.kind == "video" and times is plan.times:
             times = info.times[info.frames_at(times[:, [0, -1]])]
         spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
         return VisualPart(

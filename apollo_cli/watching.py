@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import os
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -19,11 +19,12 @@ from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_fo
 from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.config import NetworkConfig
 from apollo_cli.planning import Planner
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.reader import ReadReport
+from apollo_cli.video.reader import ClipBatch, ReadReport
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 
@@ -34,6 +35,36 @@ Progress = Callable[[str, int, int], None]
 
 def no_progress(stage: str, done: int, total: int) -> None:
     """Say nothing."""
+
+
+def read_planned(
+    reader: GuardedReader,
+    config: NetworkConfig,
+    info: VideoInfo,
+    times: np.ndarray,
+    reading: ReadingOptions,
+    *,
+    batch_clips: int,
+    report: ReadReport | None = None,
+) -> Iterator[ClipBatch]:
+    """Read planned clips as the encoders of a model take them, ``batch_clips`` at a time.
+
+    Args:
+        times: (clips, frames), of the plan. report: gets what was damaged.
+
+    Raises:
+        MediaError: the file cannot be read.
+    """
+    return reader.read_clips(
+        info,
+        times,
+        [encoder.pixels for encoder in config.encoders],
+        batch_clips=batch_clips,
+        strict=reading.strict,
+        fast=reading.fast,
+        decoder=reading.decoder,
+        report=report,
+    )
 
 
 @dataclass
@@ -203,7 +234,6 @@ class Watcher:
         reading: ReadingOptions,
         on_progress: Progress,
     ) -> VideoMemory:
-        specs = [encoder.pixels for encoder in self.network.config.encoders]
         tokens, times, notes, report = [], [], list[str](), ReadReport()
         skipped = keeper.writer.done if keeper.writer else 0
         if keeper.writer and skipped:
@@ -214,14 +244,13 @@ class Watcher:
         fast = ["--fast: the nearest key pictures were taken"] if reading.fast else []
         decode_seconds = encode_seconds = 0.0
         mark = time.perf_counter()
-        batches = self.reader.read_clips(
+        batches = read_planned(
+            self.reader,
+            self.network.config,
             info,
             plan.times[skipped:],
-            specs,
+            reading,
             batch_clips=self.encode_batch,
-            strict=reading.strict,
-            fast=reading.fast,
-            decoder=reading.decoder,
             report=report,
         )
         for batch in batches if skipped < len(plan) else ():

@@ -211,6 +211,27 @@ class PromptBuilder:
         """Ids that a model should write for an answer, its end token last (for training)."""
         return self.tokenizer.encode(self.template.answer_lead + answer + self.template.end_token)
 
+    def turn_ids(
+        self, turns: Sequence[Turn], visual: bool = True
+    ) -> list[tuple[list[int], list[int]]]:
+        """Ids behind the last visual token of a talk that is over (for training).
+
+        The end token of an answer is one token wherever it stands, so these are, joined, what
+        ``suffix_ids`` with a history and ``answer_ids`` give.
+
+        Returns:
+            For each turn the ids up to its answer, and those of the answer, its end token last.
+        """
+        words = self.template
+        leads = ["\n\n" if visual else words.opening]
+        leads += [words.turn_end.removeprefix(words.end_token)] * (len(turns) - 1)
+        texts = [
+            lead + turn.question + words.question_end
+            for lead, turn in zip(leads, turns, strict=True)
+        ]
+        asked = self.tokenizer.encode_many(texts)
+        return [(ids, self.answer_ids(t.answer)) for ids, t in zip(asked, turns, strict=True)]
+
     def ids(
         self, parts: Sequence[VisualPart], question: str, history: Sequence[Turn] = ()
     ) -> list[int]:

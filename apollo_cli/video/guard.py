@@ -6,12 +6,14 @@ beside the encoders. It ends when its owner does, since its standard input then 
 
 from __future__ import annotations
 
+import math
 import os
 import selectors
 import subprocess
 import sys
 import time
 from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -50,6 +52,7 @@ class GuardedReader:
         self._slots: list[Slot] = []
         self._buffer = b""
         self._request = 0
+        self._limit_seconds = self._deadline = math.inf
 
     def __enter__(self) -> GuardedReader:
         return self
@@ -61,6 +64,16 @@ class GuardedReader:
     def process_id(self) -> int | None:
         """Of the child, None when none runs."""
         return None if self._child is None else self._child.pid
+
+    @contextmanager
+    def time_limit(self, seconds: float) -> Iterator[None]:
+        """Give everything that is asked inside so much time together; past it, a MediaError."""
+        self._deadline = time.monotonic() + seconds
+        self._limit_seconds = seconds
+        try:
+            yield
+        finally:
+            self._deadline = math.inf
 
     def probe(
         self, path: str | Path, *, stream: int | None = None, image_fps: float | None = None
@@ -224,22 +237,33 @@ class GuardedReader:
 
     def _hear(self, path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert child.stdout is not None
-        deadline = time.monotonic() + self._stall_seconds
+        until = min(time.monotonic() + self._stall_seconds, self._deadline)
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, deadline - time.monotonic())):
-                    self.close()
-                    raise MediaError(
-                        f"{shown(path)}: decoding made no progress for {self._stall_seconds:g} s",
-                        next_step="convert the file, or try another decoder",
-                    )
+                if not selector.select(max(0.0, until - time.monotonic())):
+                    raise self._give_up(path)
                 data = os.read(child.stdout.fileno(), _READ_BYTES)
                 if not data:
                     raise self._crash(path)
                 self._buffer += data
+        if time.monotonic() > self._deadline:
+            raise self._give_up(path)
         line, self._buffer = self._buffer.split(b"\n", 1)
         return decode(line)
+
+    def _give_up(self, path: Path) -> MediaError:
+        self.close()
+        late = time.monotonic() >= self._deadline
+        return MediaError(
+            f"{shown(path)}: "
+            + (
+                f"reading took longer than {self._limit_seconds:g} s"
+                if late
+                else f"decoding made no progress for {self._stall_seconds:g} s"
+            ),
+            next_step="convert the file, or try another decoder",
+        )
 
     def _crash(self, path: Path) -> MediaError:
         assert self._child is not None

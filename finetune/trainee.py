@@ -1,0 +1,125 @@
+"""The network while it is trained: from examples to the loss of the tokens that are trained on.
+
+Letters: B examples, L length of the longest, C clips, R tokens a clip, H language model width,
+K vocabulary.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+
+import torch
+import torch.nn.functional as F
+from torch import nn
+from torch.utils.checkpoint import checkpoint
+
+from apollo_cli.config import ENCODE_BATCH
+from apollo_cli.finetune.examples import IGNORED, Example, join_clips
+from apollo_cli.model.apollo import ApolloModel
+
+# Positions whose logits exist at the same time: 0.6 GB for a vocabulary of 152,000 in float32.
+_LOGIT_ROWS = 1024
+
+
+class Trainee(nn.Module):
+    """Computes the training loss of a network.
+
+    Which parts are trained is read from ``requires_grad`` of their parameters at each step;
+    nothing is kept for a backward pass through parts that no trained one stands before.
+
+    Args:
+        network: the model. gradient_checkpointing: compute activations a second time in the
+            backward pass instead of keeping them.
+    """
+
+    def __init__(self, network: ApolloModel, gradient_checkpointing: bool = True) -> None:
+        super().__init__()
+        self.network = network
+        self.gradient_checkpointing = gradient_checkpointing
+        self.encode_batch = ENCODE_BATCH.get(network.device.type, ENCODE_BATCH["cpu"])
+        if gradient_checkpointing:
+            network.llm.activation_checkpointing_enable({"use_reentrant": False})
+            # A layer drops its activations only in training mode, and a frozen language model is
+            # in evaluation mode; this flag alone changes nothing else, its children keep theirs.
+            for layer in network.llm.model.layers:
+                layer.training = True
+
+    def forward(self, examples: Sequence[Example]) -> tuple[torch.Tensor, int]:
+        """The loss of a micro batch.
+
+        Returns:
+            The sum of the losses of all trained tokens, a float32 scalar, and their number.
+        """
+        hidden = self._read(examples)
+        rows, targets = [], []
+        for number, example in enumerate(examples):
+            # A token is foretold one position before its own; nothing stands before the first.
+            places = [i for i, label in enumerate(example.labels) if label != IGNORED and i > 0]
+            rows.append(hidden[number, torch.tensor(places, device=hidden.device) - 1])
+            targets += [example.labels[place] for place in places]
+        wanted = torch.tensor(targets, device=hidden.device)
+        pieces = zip(torch.cat(rows).split(_LOGIT_ROWS), wanted.split(_LOGIT_ROWS), strict=True)
+        losses = [self._again(self._loss, *piece) for piece in pieces]
+        return torch.stack(losses).sum(), len(targets)
+
+    def _read(self, examples: Sequence[Example]) -> torch.Tensor:
+        """Last hidden states (B, L, H) of examples, padded on the right."""
+        visual = self._visual_tokens(examples)
+        embedded = [
+            self.network.embed(example.ids, tokens)[0]
+            for example, tokens in zip(examples, visual, strict=True)
+        ]
+        lengths = torch.tensor([len(row) for row in embedded], device=self.network.device)
+        padded = nn.utils.rnn.pad_sequence(embedded, batch_first=True)
+        positions = torch.arange(padded.shape[1], device=lengths.device)
+        # Without padding the causal mask is enough, and its kernel is faster.
+        even = len(set(lengths.tolist())) == 1
+        mask = None if even else (positions < lengths[:, None]).long()
+        outcome = self.network.llm.model(
+            inputs_embeds=padded,
+            attention_mask=mask,
+            position_ids=positions.expand(len(examples), -1),
+            use_cache=False,
+        )
+        return outcome.last_hidden_state
+
+    def _visual_tokens(self, examples: Sequence[Example]) -> list[torch.Tensor | None]:
+        """Visual tokens (C x R, H) of each example; the clips of all go through together."""
+        shown = [example.pixels for example in examples if example.pixels is not None]
+        clips = [len(next(iter(pixels.values()))) for pixels in shown]
+        encoded = iter(self._encode(join_clips(shown)).split(clips)) if shown else iter(())
+        return [
+            example.tokens if example.pixels is None else next(encoded).flatten(0, 1)
+            for example in examples
+        ]
+
+    def _encode(self, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
+        """Visual tokens (C, R, H) of clips, a few clips at a time."""
+        network, tokens = self.network, []
+        for start in range(0, len(next(iter(pixels.values()))), self.encode_batch):
+            piece = {name: p[start : start + self.encode_batch] for name, p in pixels.items()}
+            features = self._through(network.encoders, network.encode_features, piece)
+            tokens.append(self._through(network.connector, self._connect, features))
+        return torch.cat(tokens)
+
+    def _through(
+        self, part: nn.Module, compute: Callable[..., torch.Tensor], given: object
+    ) -> torch.Tensor:
+        """Compute with a part; for a backward pass only where that part or one before learns."""
+        learns = any(parameter.requires_grad for parameter in part.parameters())
+        needed = learns or (isinstance(given, torch.Tensor) and given.requires_grad)
+        with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
+            return self._again(compute, given)
+
+    def _connect(self, features: torch.Tensor) -> torch.Tensor:
+        return self.network.connector(features.to(self.network.dtype))
+
+    def _loss(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        logits = self.network.llm.lm_head(hidden).float()
+        return F.cross_entropy(logits, wanted, reduction="sum")
+
+    def _again(self, compute: Callable[..., torch.Tensor], *args: object) -> torch.Tensor:
+        """Compute something whose activations are dropped and computed again, if asked to."""
+        if self.gradient_checkpointing and torch.is_grad_enabled():
+            return checkpoint(compute, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
+        return compute(*args)
