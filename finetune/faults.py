@@ -139,3 +139,11 @@ class Fault:
 def is_serious(faults: Iterable[Fault]) -> bool:
     """Whether any of them costs a sample or the run."""
     return any(fault.cost != "note" for fault in faults)
+
+
+class Refused(Exception):
+    """A sample that is left out; its reader catches it and reports the fault."""
+
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        super().__init__(fault.message)

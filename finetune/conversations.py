@@ -1,0 +1,272 @@
+"""From one entry of a data file to a sample: who says what, and which files the tags stand for."""
+
+from __future__ import annotations
+
+import math
+import re
+from collections import Counter
+from dataclasses import dataclass, field
+from typing import Any, Literal, NoReturn
+
+from apollo_cli.finetune.faults import Fault, Refused
+from apollo_cli.finetune.media import MediaFolder, shorten
+from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.model.prompt import Turn
+
+_TAG = re.compile(r"[ \t\r\n]*<(video|image)>[ \t\r\n]*")
+# All special tokens of the released tokenizers have this form.
+_SPECIAL = re.compile(r"<\|\w{1,40}\|>")
+_ROLES = {
+    "user": "user",
+    "human": "user",
+    "assistant": "assistant",
+    "gpt": "assistant",
+    "system": "system",
+}
+_MEDIA_FIELDS = ("video", "videos", "image", "images")
+_SOUND_FIELDS = ("audio", "audios")
+KNOWN_FIELDS = frozenset(
+    {"id", "messages", "conversations", "system", "from", "to", "choices"}
+    | {*_MEDIA_FIELDS, *_SOUND_FIELDS}
+)
+
+VisualKind = Literal["video", "image"]
+
+
+@dataclass(frozen=True)
+class Entry:
+    """One piece of a data file: its place, such as ``bees.jsonl:12``, and what it says."""
+
+    where: str
+    fields: dict[str, Any]
+
+
+@dataclass
+class _Talk:
+    """What is known of an entry while it is read.
+
+    Attributes:
+        tags: kind and turn of each tag, in order. inline: files that stand inside messages.
+    """
+
+    entry: Entry
+    media: MediaFolder
+    notes: list[Fault]
+    tags: list[tuple[VisualKind, int]] = field(default_factory=list)
+    inline: dict[VisualKind, list[dict[str, Any]]] = field(
+        default_factory=lambda: {"video": [], "image": []}
+    )
+
+    def refuse(self, kind: str, received: str, allowed: str = "") -> NoReturn:
+        raise Refused(Fault(kind, self.entry.where, received, allowed))
+
+    def note(self, kind: str, received: str) -> None:
+        self.notes.append(Fault(kind, self.entry.where, received))
+
+
+def build_sample(entry: Entry, media: MediaFolder, notes: list[Fault]) -> Sample:
+    """Make a sample of an entry.
+
+    Args:
+        media: where its files are. notes: what is worth knowing is added to them.
+
+    Raises:
+        Refused: the entry cannot be trained on.
+    """
+    talk = _Talk(entry, media, notes)
+    fields = entry.fields
+    if any(fields.get(name) for name in _SOUND_FIELDS):
+        talk.refuse("unsupported_media", "it has sound")
+    turns = _turns(talk)
+    visuals = _visuals(talk)
+    name = entry.where
+    if isinstance(fields.get("id"), str | int):
+        name = f"{name} ({shorten(str(fields['id']), 80)})"
+    return Sample(name, turns, visuals, _choices(talk, turns))
+
+
+def _turns(talk: _Talk) -> tuple[Turn, ...]:
+    """Questions and answers; tags are taken out and remembered."""
+    turns: list[Turn] = []
+    lead: list[str] = []
+    question: str | None = None
+    for role, content in _messages(talk):
+        if role == "assistant":
+            if question is None:
+                talk.refuse("wrong_role", f"answer {len(turns) + 1} has no question before it")
+            turns.append(Turn(question, _answer(talk, content, len(turns) + 1)))
+            question = None
+        elif question is not None or (role == "system" and turns):
+            talk.refuse("wrong_role", f"a {role} message follows a question or an answer")
+        elif role == "system":
+            lead.append(_question(talk, content, 0))
+        else:
+            question = _question(talk, content, len(turns))
+    if not turns:
+        talk.refuse("nothing_to_train", "it has no answer" if question else "it has no messages")
+    if question is not None:
+        talk.note("unanswered_question", "the last question has no answer")
+    if any(lead):
+        talk.note("system_moved", "it has a system message")
+        first = "\n\n".join(text for text in (*lead, turns[0].question) if text)
+        turns[0] = Turn(first, turns[0].answer)
+    if any(not turn.question for turn in turns):
+        talk.note("empty_question", "a question has no words")
+    return tuple(turns)
+
+
+def _messages(talk: _Talk) -> list[tuple[str, Any]]:
+    """Roles and contents, in both ways of writing them."""
+    fields = talk.entry.fields
+    key = "messages" if "messages" in fields else "conversations"
+    messages = fields.get(key)
+    if not isinstance(messages, list):
+        what = f"{key} is {_type(messages)}" if key in fields else "it has no messages"
+        talk.refuse("wrong_type", what, "messages or conversations is a list")
+    found: list[tuple[str, Any]] = []
+    if fields.get("system"):
+        found.append(("system", fields["system"]))
+    for number, message in enumerate(messages, start=1):
+        if not isinstance(message, dict):
+            talk.refuse("wrong_type", f"message {number} is {_type(message)}", "it is an object")
+        role = message.get("role", message.get("from"))
+        if not isinstance(role, str) or role not in _ROLES:
+            words = "no role" if role is None else f"role {shorten(str(role), 40)}"
+            talk.refuse("wrong_role", f"message {number} has {words}", "user, assistant, system")
+        content = message.get("content", message.get("value"))
+        found.append((_ROLES[role], content))
+    return found
+
+
+def _text(talk: _Talk, content: Any) -> str:
+    """The text of a message; files that stand in it leave a tag."""
+    if isinstance(content, str):
+        content = [{"type": "text", "text": content}]
+    if not isinstance(content, list):
+        talk.refuse("wrong_type", f"a content is {_type(content)}", "text or a list of parts")
+    pieces: list[str] = []
+    for part in content:
+        kind = part.get("type") if isinstance(part, dict) else None
+        if kind == "text" and isinstance(part.get("text"), str):
+            pieces.append(part["text"])
+        elif kind in ("video", "image"):
+            if part.get(kind, part.get("path")) is not None:
+                talk.inline[kind].append(part)
+            pieces.append(f"<{kind}>")
+        else:
+            talk.refuse("wrong_type", "a part of a content", "parts are text, video or image")
+    text = "".join(pieces)
+    if any("\ud800" <= character <= "\udfff" for character in text):
+        talk.refuse("wrong_type", "a text with half of a character", "valid Unicode")
+    return text
+
+
+def _check_plain(talk: _Talk, text: str, what: str) -> None:
+    special = _SPECIAL.search(text)
+    if special:
+        talk.refuse("special_token", f"{what} has {special.group()}")
+
+
+def _question(talk: _Talk, content: Any, turn: int) -> str:
+    text = _text(talk, content)
+    _check_plain(talk, text, "a question")
+    for found in _TAG.finditer(text):
+        talk.tags.append(("video" if found.group(1) == "video" else "image", turn))
+    return _TAG.sub(lambda found: "\n" if "\n" in found.group() else " ", text).strip()
+
+
+def _answer(talk: _Talk, content: Any, number: int) -> str:
+    text = _text(talk, content).strip()
+    tag = _TAG.search(text)
+    if tag:
+        talk.refuse("tag_in_answer", f"answer {number} has {tag.group().strip()}")
+    _check_plain(talk, text, f"answer {number}")
+    if not text:
+        talk.refuse("empty_answer", f"answer {number} is empty")
+    return text
+
+
+def _visuals(talk: _Talk) -> tuple[Visual, ...]:
+    """The files in the order of their tags."""
+    files = {kind: _files(talk, kind) for kind in talk.inline}
+    videos, images = len(files["video"]), len(files["image"])
+    order = [kind for kind, _ in talk.tags]
+    counts = Counter(order)
+    if not order:
+        if (videos or images) and _expects_tags(talk.entry.fields):
+            talk.note("no_tag", f"no tag for {videos + images} files")
+        return (*files["video"], *files["image"])
+    if (counts["video"], counts["image"]) != (videos, images):
+        is_swapped = len(order) == videos + images and len(counts) == 1 and not (videos and images)
+        if not is_swapped:
+            told = f"{counts['video']} video and {counts['image']} image tags"
+            kind = "tag_without_file" if len(order) > videos + images else "file_without_tag"
+            talk.refuse(kind, f"{told} for {videos} videos and {images} images")
+        talk.note("tag_of_other_kind", f"<{order[0]}> stands for another kind of file")
+        order = ["video" if videos else "image"] * len(order)
+    if any(turn for _, turn in talk.tags):
+        talk.note("tag_moved", "a tag stands in a later question")
+    left = {kind: iter(found) for kind, found in files.items()}
+    return tuple(next(left[kind]) for kind in order)
+
+
+def _expects_tags(fields: dict[str, Any]) -> bool:
+    """Whether the form of an entry marks its files with tags; ours need not."""
+    return bool("conversations" in fields or fields.get("videos") or fields.get("images"))
+
+
+def _files(talk: _Talk, kind: VisualKind) -> list[Visual]:
+    fields = talk.entry.fields
+    named: list[Any] = []
+    for key in (kind, f"{kind}s"):
+        value = fields.get(key)
+        if value is not None:
+            named += value if isinstance(value, list) else [value]
+    inside = talk.inline[kind]
+    if named and inside:
+        talk.refuse("wrong_type", f"{kind} files stand in the messages and beside them", "one way")
+    parts = inside or [item if isinstance(item, dict) else {kind: item} for item in named]
+    shared = {key: fields[key] for key in ("from", "to") if fields.get(key) is not None}
+    if shared and kind == "video":
+        if len(parts) != 1:
+            talk.refuse("wrong_window", f"from and to, and {len(parts)} videos")
+        parts = [{**shared, **parts[0]}]
+    return [_visual(talk, kind, part) for part in parts]
+
+
+def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual:
+    path = talk.media.find(talk.entry.where, part.get(kind, part.get("path")), kind)
+    if kind == "image":
+        return Visual(path, kind)
+    start, end = (_seconds(talk, part.get(key), key) for key in ("from", "to"))
+    start = start or 0.0
+    if end is not None and end <= start:
+        talk.refuse("wrong_window", f"from {start:g} to {end:g}")
+    return Visual(path, kind, start, end)
+
+
+def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
+    if value is None:
+        return None
+    if isinstance(value, bool) or not isinstance(value, int | float):
+        talk.refuse("wrong_type", f"{key} is {_type(value)}", f"{key} is a number of seconds")
+    if not 0 <= value < math.inf:
+        talk.refuse("wrong_window", f"{key} is {value:g}")
+    return float(value)
+
+
+def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
+    choices = talk.entry.fields.get("choices")
+    if choices is None:
+        return ()
+    if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
+        talk.refuse("wrong_type", f"choices is {_type(choices)}", "choices is a list of texts")
+    stripped = tuple(choice.strip() for choice in choices)
+    if stripped and turns[-1].answer not in stripped:
+        talk.note("answer_not_a_choice", f"{shorten(turns[-1].answer, 60)} is not among choices")
+    return stripped
+
+
+def _type(value: Any) -> str:
+    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return words.get(type(value), "nothing" if value is None else "a number")
