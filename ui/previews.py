@@ -1,0 +1,265 @@
+"""Which files a browser plays, and light copies of the others, made on the side and kept."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import logging
+import os
+import queue
+import selectors
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Literal
+
+from apollo_cli.memory_cache import identify
+from apollo_cli.video.opening import shown
+from apollo_cli.weights.files import apollo_home
+
+_LOG = logging.getLogger("apollo_cli.ui")
+_LOOK_SECONDS, _STALL_SECONDS = 20.0, 60.0
+_MOST_BYTES = 5_000_000_000
+_KEPT_LOOKS = 1000
+_LOOKS_AT_ONCE = 2
+
+
+@dataclass(frozen=True)
+class Look:
+    """What a browser makes of a file.
+
+    Attributes:
+        kind: which element shows it. media_type: for the player; empty for ``none``.
+        reason: why it does not play; empty when it does.
+    """
+
+    kind: Literal["video", "image", "none"]
+    media_type: str = ""
+    reason: str = ""
+
+    @property
+    def plays(self) -> bool:
+        """Whether the file itself can be given to the player."""
+        return self.kind != "none" and not self.reason
+
+
+@dataclass
+class Job:
+    """One preview.
+
+    Attributes:
+        source: the file. target: where the preview goes. share: done, 0 to 1.
+        failure: why there will be none; empty while there is hope.
+    """
+
+    source: Path
+    target: Path
+    share: float = 0.0
+    failure: str = ""
+    cancelled: bool = False
+
+
+class Previews:
+    """Looks at files and makes previews, one at a time, each in a child of low priority.
+
+    All methods may be called from any thread.
+
+    Args:
+        folder: where previews are kept; None for the one of this user.
+        most_bytes: that the folder may take; the ones that were used least lately go first.
+    """
+
+    def __init__(self, folder: Path | None = None, most_bytes: int = _MOST_BYTES) -> None:
+        self.folder = folder or apollo_home() / "previews"
+        self._most_bytes = most_bytes
+        self._looks: dict[tuple[str, int, int], Look] = {}
+        self._jobs: dict[Path, Job] = {}
+        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self._lock = threading.Lock()
+        self._looking = threading.Semaphore(_LOOKS_AT_ONCE)
+        self._child: subprocess.Popen[bytes] | None = None
+        self._thread: threading.Thread | None = None
+        self._closed = False
+
+    def look(self, path: Path) -> Look:
+        """Judge a file by its content; a later call for the unchanged file costs nothing."""
+        try:
+            facts = path.stat()
+        except OSError as error:
+            return Look("none", reason=f"it cannot be read ({error.strerror})")
+        key = (str(path), facts.st_size, facts.st_mtime_ns)
+        if key not in self._looks:
+            with self._looking:
+                seen = self._looks.get(key) or _look(path)
+            with self._lock:
+                self._looks[key] = seen
+                while len(self._looks) > _KEPT_LOOKS:
+                    del self._looks[next(iter(self._looks))]
+        return self._looks.get(key, Look("none", reason="it was not looked at"))
+
+    def job(self, path: Path) -> Job:
+        """The preview of a file that a browser does not play; it is begun when there is none.
+
+        Raises:
+            OSError: the file is gone.
+        """
+        target = self.target(path)
+        with self._lock:
+            job = self._jobs.get(target)
+            if job is None or job.cancelled:
+                job = self._jobs[target] = Job(path, target)
+                if target.exists():
+                    job.share = 1.0
+                elif self._closed:
+                    job.failure = "the server is ending"
+                else:
+                    self._start()
+                    self._waiting.put(job)
+            elif job.share >= 1 and not target.exists():
+                # Deleted meanwhile, by hand or by the limit.
+                job.share = 0.0
+                self._waiting.put(job)
+        if job.share >= 1:
+            with contextlib.suppress(OSError):
+                os.utime(target)
+        return job
+
+    def target(self, path: Path) -> Path:
+        """Where the preview of a file stands, once it does.
+
+        Raises:
+            OSError: the file is gone.
+        """
+        suffix = ".jpg" if self.look(path).kind == "image" else ".mp4"
+        return self.folder / f"{identify(path)[:40]}{suffix}"
+
+    def cancel(self, path: Path) -> None:
+        """Stop making the preview of a file; what is finished stays."""
+        with self._lock:
+            for job in self._jobs.values():
+                if job.source == path and job.share < 1:
+                    job.cancelled = True
+
+    def close(self) -> None:
+        """End the child and the thread."""
+        with self._lock:
+            self._closed = True
+            for job in self._jobs.values():
+                job.cancelled = job.cancelled or job.share < 1
+            thread, child = self._thread, self._child
+        self._waiting.put(None)
+        if child is not None:
+            child.kill()
+        if thread is not None:
+            thread.join(timeout=10)
+
+    def _start(self) -> None:
+        if self._thread is None:
+            self._thread = threading.Thread(target=self._work, name="previews", daemon=True)
+            self._thread.start()
+
+    def _work(self) -> None:
+        while (job := self._waiting.get()) is not None:
+            if job.cancelled:
+                continue
+            try:
+                self.folder.mkdir(parents=True, exist_ok=True)
+                job.failure = self._make(job)
+            except OSError as error:
+                job.failure = f"no preview could be written ({error.strerror})"
+            if job.failure and not job.cancelled:
+                _LOG.warning("no preview of %s: %s", shown(job.source.name), job.failure)
+            elif not job.cancelled:
+                job.share = 1.0
+                self._prune(job.target)
+
+    def _make(self, job: Job) -> str:
+        """Make one preview; returns why it failed, or nothing."""
+        child = _start_child("make", job.source, job.target)
+        with self._lock:
+            self._child = child
+        try:
+            for message in _messages(child, _STALL_SECONDS, lambda: job.cancelled):
+                if "error" in message:
+                    return str(message["error"])
+                if "done" in message:
+                    return ""
+                job.share = min(0.999, float(message["share"]))
+            return "" if job.cancelled else "it could not be converted"
+        finally:
+            with self._lock:
+                self._child = None
+            _end(child)
+            for part in self.folder.glob(f"{job.target.name}.{child.pid}.part"):
+                part.unlink(missing_ok=True)
+
+    def _prune(self, keep: Path) -> None:
+        found = []
+        for path in self.folder.iterdir():
+            with contextlib.suppress(OSError):
+                facts = path.stat()
+                found.append((facts.st_mtime, facts.st_size, path))
+        total = sum(size for _, size, _ in found)
+        for _, size, path in sorted(found):
+            if total <= self._most_bytes:
+                break
+            if path != keep:
+                path.unlink(missing_ok=True)
+                total -= size
+
+
+def _look(path: Path) -> Look:
+    child = _start_child("look", path)
+    try:
+        for message in _messages(child, _LOOK_SECONDS, lambda: False):
+            if "error" in message:
+                return Look("none", reason=str(message["error"]))
+            return Look(message["kind"], message["type"], message["reason"])
+    finally:
+        _end(child)
+    return Look("none", reason=f"{shown(path.name)} could not be looked at")
+
+
+def _start_child(task: str, *paths: Path) -> subprocess.Popen[bytes]:
+    root = str(Path(__file__).resolve().parents[1])
+    search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return subprocess.Popen(
+        # -P: a module that lies about in the user's folder is never imported.
+        [sys.executable, "-P", "-m", "apollo_cli.ui.encoding", task, *map(str, paths)],
+        stdin=subprocess.PIPE,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.DEVNULL,
+        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+    )
+
+
+def _messages(
+    child: subprocess.Popen[bytes], stall_seconds: float, is_unwanted: Any
+) -> Iterator[dict[str, Any]]:
+    """Messages of a child until it ends, stalls, or nobody wants it any more."""
+    assert child.stdout is not None
+    buffer, deadline = b"", time.monotonic() + stall_seconds
+    with selectors.DefaultSelector() as selector:
+        selector.register(child.stdout, selectors.EVENT_READ)
+        while time.monotonic() < deadline and not is_unwanted():
+            if not selector.select(0.25):
+                continue
+            data = os.read(child.stdout.fileno(), 1 << 16)
+            if not data:
+                return
+            *lines, buffer = (buffer + data).split(b"\n")
+            for line in lines:
+                yield json.loads(line)
+            deadline = time.monotonic() + stall_seconds
+
+
+def _end(child: subprocess.Popen[bytes]) -> None:
+    child.kill()
+    child.wait()
+    for pipe in (child.stdin, child.stdout):
+        if pipe is not None:
+            pipe.close()
