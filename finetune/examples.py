@@ -188,8 +188,13 @@ class ExampleBuilder:
             self._readers.append(self._own.reader)
         return self._own.reader
 
+    def interrupt(self) -> None:
+        """Let the readings under way fail, from another thread."""
+        for reader in list(self._readers):
+            reader.interrupt()
+
     def close(self) -> None:
-        """End the decoders of all threads, whatever they are doing."""
+        """End the decoders of all threads, when none of them reads."""
         for reader in self._readers:
             reader.close()
 

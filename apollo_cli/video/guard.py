@@ -158,6 +158,12 @@ class GuardedReader:
         ((fields, _),) = self._ask(info.path, {"task": "check", **_source(info, [])})
         return ReadReport(**fields["report"])
 
+    def interrupt(self) -> None:
+        """End the child from another thread; what is being read fails with a MediaError."""
+        child = self._child
+        if child is not None:
+            child.kill()
+
     def close(self) -> None:
         """End the child, whatever it is doing."""
         child, self._child = self._child, None

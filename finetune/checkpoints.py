@@ -1,0 +1,213 @@
+"""Checkpoints of a training run: never half written, and the newest sound one is always found.
+
+One is a folder ``step-000100`` of safetensors files and a ``state.json`` with the digest of each.
+It is written under another name and renamed when all of it has reached the disk.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+import os
+import re
+import shutil
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from safetensors import SafetensorError
+from safetensors.torch import load_file, save_file
+
+from apollo_cli.errors import ApolloError, DataError
+from apollo_cli.weights.files import read_json
+
+FORMAT = 1
+_STATE = "state.json"
+_NAME = re.compile(r"step-(\d{6,})", re.ASCII)
+
+
+@dataclass(frozen=True)
+class Saved:
+    """A checkpoint on disk whose files are sound.
+
+    Attributes:
+        step: optimiser steps that were done. folder: where it lies.
+        facts: what was saved beside the tensors.
+    """
+
+    step: int
+    folder: Path
+    facts: dict[str, Any]
+
+    def tensors(self, name: str) -> dict[str, torch.Tensor]:
+        """One of its groups of tensors, on the CPU."""
+        return load_file(self.folder / f"{name}.safetensors")
+
+
+def save_checkpoint(
+    root: Path,
+    step: int,
+    tensors: Mapping[str, Mapping[str, torch.Tensor]],
+    facts: Mapping[str, Any],
+    keep: int,
+) -> Path:
+    """Write a checkpoint, then delete the oldest ones.
+
+    Args:
+        root: folder of all checkpoints.
+        step: optimiser steps that were done.
+        tensors: groups of tensors, by name; each becomes a file.
+        facts: plain data, as JSON holds it.
+        keep: how many stay.
+
+    Returns:
+        Its folder.
+
+    Raises:
+        DataError: it cannot be written. The earlier ones are untouched, and nothing half is left.
+    """
+    target = root / f"step-{step:06d}"
+    part = root / f".{target.name}.part"
+    try:
+        root.mkdir(parents=True, exist_ok=True)
+        if part.exists():
+            shutil.rmtree(part)
+        part.mkdir()
+        digests = {name: _write_tensors(part, name, group) for name, group in tensors.items()}
+        state = {"format": FORMAT, "step": step, "files": digests, "facts": dict(facts)}
+        (part / _STATE).write_text(json.dumps(state))
+        _sync(part / _STATE)
+        _sync(part)
+        if target.exists():
+            # Only a damaged one can be here: a sound one would have been gone on from.
+            shutil.rmtree(target)
+        part.replace(target)
+        _sync(root)
+    except (OSError, SafetensorError) as error:
+        shutil.rmtree(part, ignore_errors=True)
+        last = next((folder for _, folder in _list(root)), None)
+        reason = getattr(error, "strerror", None) or str(error)
+        raise DataError(
+            f"the checkpoint of step {step} cannot be written to {root} ({reason})",
+            f"the last good one is {last.name}" if last else "there is no earlier one",
+            "make room, then run the same command again" + (" to go on from there" if last else ""),
+        ) from error
+    _prune(root, step, keep)
+    return target
+
+
+def find_newest(root: Path, say: Callable[[str], None]) -> Saved | None:
+    """The newest checkpoint that is whole; damaged ones are passed over with a sentence."""
+    for step, folder in _list(root):
+        try:
+            return _open(step, folder)
+        except (ApolloError, OSError, SafetensorError) as error:
+            say(f"checkpoint {folder.name} is damaged and not used ({error})")
+    return None
+
+
+def remove_checkpoints(root: Path) -> None:
+    """Delete all checkpoints, torn ones too.
+
+    Raises:
+        DataError: something there cannot be deleted.
+    """
+    torn = root.glob(".step-*.part") if root.is_dir() else ()
+    try:
+        for folder in [*(folder for _, folder in _list(root)), *torn]:
+            shutil.rmtree(folder)
+    except OSError as error:
+        raise DataError(
+            f"the checkpoints in {root} cannot be deleted ({error.strerror or error})",
+            next_step="delete that folder by hand",
+        ) from error
+
+
+def list_changes(before: Mapping[str, Any], now: Mapping[str, Any]) -> list[str]:
+    """What differs between two runs' facts, one phrase each, such as ``seed was 0 and is 1``.
+
+    Both are compared as JSON holds them. Values that are digests are not spelled out.
+    """
+    now = json.loads(json.dumps(dict(now)))
+    changes = []
+    for key in dict.fromkeys((*before, *now)):
+        old, new = before.get(key), now.get(key)
+        if old == new:
+            continue
+        if key not in before or key not in now:
+            changes.append(f"{key} is {'new' if key in now else 'gone'}")
+        elif _is_digest(old) or _is_digest(new):
+            changes.append(f"{key} has changed")
+        else:
+            changes.append(f"{key} was {_spell(old)} and is {_spell(new)}")
+    return changes
+
+
+def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor]) -> str:
+    """Write one group; its digest."""
+    path = folder / f"{name}.safetensors"
+    seen: set[int] = set()
+    ready = {}
+    for key, tensor in tensors.items():
+        # The format has no shared memory: tables of 8-bit optimisers are one tensor for all.
+        shared = tensor.data_ptr() in seen
+        seen.add(tensor.data_ptr())
+        ready[key] = tensor.detach().clone() if shared else tensor.detach().contiguous()
+    save_file(ready, path)
+    _sync(path)
+    return _digest(path)
+
+
+def _open(step: int, folder: Path) -> Saved:
+    state = read_json(folder / _STATE, label=_STATE)
+    files, facts = state.get("files"), state.get("facts")
+    if state.get("format") != FORMAT or state.get("step") != step:
+        raise DataError("it is of another format")
+    if not isinstance(files, dict) or not isinstance(facts, dict):
+        raise DataError(f"{_STATE} is incomplete")
+    for name, digest in files.items():
+        if not re.fullmatch(r"[a-z_]+", name) or _digest(folder / f"{name}.safetensors") != digest:
+            raise DataError(f"{name}.safetensors is not as it was written")
+    return Saved(step, folder, facts)
+
+
+def _list(root: Path) -> Iterator[tuple[int, Path]]:
+    """All finished checkpoints, the newest first, without a look inside."""
+    folders = root.iterdir() if root.is_dir() else ()
+    found = [(match, path) for path in folders if (match := _NAME.fullmatch(path.name))]
+    yield from sorted(((int(m[1]), path) for m, path in found if path.is_dir()), reverse=True)
+
+
+def _prune(root: Path, step: int, keep: int) -> None:
+    """Keep the newest ones up to a step. Those of later steps were passed over: they are damaged.
+
+    A checkpoint that cannot be deleted is no reason to end a run.
+    """
+    good = [folder for number, folder in _list(root) if number <= step][:keep]
+    for folder in [*(folder for _, folder in _list(root)), *root.glob(".step-*.part")]:
+        if folder not in good:
+            shutil.rmtree(folder, ignore_errors=True)
+
+
+def _digest(path: Path) -> str:
+    with path.open("rb") as file:
+        return hashlib.file_digest(file, "sha256").hexdigest()
+
+
+def _sync(path: Path) -> None:
+    """Wait until a file, or the names in a folder, have reached the disk."""
+    handle = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+def _is_digest(value: Any) -> bool:
+    return isinstance(value, str) and re.fullmatch(r"[0-9a-f]{40,}", value) is not None
+
+
+def _spell(value: Any) -> str:
+    return "not given" if value is None else json.dumps(value)[:80]

@@ -1,0 +1,330 @@
+"""Feeding: samples are read ahead by threads, in a fixed order, and a broken one costs itself only.
+
+Which slot of the mixture comes when is arithmetic, so that a run that goes on after a stop, and
+every process of a run, agree without a word.
+"""
+
+from __future__ import annotations
+
+import json
+import random
+import signal
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Protocol, Self
+
+from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
+from apollo_cli.finetune.examples import Example
+from apollo_cli.finetune.mixture import Mixture
+from apollo_cli.finetune.sample import Sample
+
+QUARANTINE_NAME = "quarantine.jsonl"
+Say = Callable[[str], None]
+
+# Global batches that are sorted by length together.
+_WINDOW = 16
+# Pixels take up to 150 kB for each token: read-ahead stays within a few gigabytes.
+_TOKENS_AHEAD = 20_000
+_ATTEMPTS = 32
+_SLOW_SECONDS = 15.0
+# What one sample can be guilty of; anything else is a fault of the machine or of ours.
+_OF_A_SAMPLE = (MediaError, FitError, DataError, UsageError)
+
+
+class Builder(Protocol):
+    """What reads samples: an ``ExampleBuilder``, safe for several threads."""
+
+    def build(self, sample: Sample) -> Example:
+        """Read one sample."""
+        ...
+
+    def interrupt(self) -> None:
+        """Let the readings under way fail."""
+        ...
+
+
+class SlotOrder:
+    """Which slots of the mixture each step takes, the same for every process and every run.
+
+    Args:
+        batch_size: slots of a step, over all processes. steps: of the whole run.
+        seed: of the order of batches.
+        length_of: tokens of a slot's sample. Batches then hold samples of like length: within a
+            window of some batches, slots are sorted and the batches shuffled. None keeps the
+            mixture's own order.
+    """
+
+    def __init__(
+        self, batch_size: int, steps: int, seed: int, length_of: Callable[[int], int] | None
+    ) -> None:
+        self.batch_size = batch_size
+        self.steps = steps
+        self._seed = seed
+        self._length_of = length_of
+        self._window: tuple[int, list[list[int]]] = (-1, [])
+
+    def slots(self, step: int, process: int = 0, processes: int = 1) -> list[int]:
+        """The slots that one process takes in a step.
+
+        Args:
+            step: 0 or more. process: of ``processes``; they share the slots evenly.
+        """
+        return self._batch(step)[process::processes]
+
+    def _batch(self, step: int) -> list[int]:
+        size = self.batch_size
+        if self._length_of is None:
+            return list(range(step * size, (step + 1) * size))
+        window, place = divmod(step, _WINDOW)
+        if self._window[0] != window:
+            # The last window ends with the run, so that no sample of an epoch is left behind.
+            first, end = window * _WINDOW, min((window + 1) * _WINDOW, self.steps)
+            slots = sorted(range(first * size, end * size), key=self._length_of)
+            batches = [slots[i : i + size] for i in range(0, len(slots), size)]
+            random.Random(f"{self._seed}/{window}").shuffle(batches)
+            self._window = window, batches
+        return self._window[1][place]
+
+
+class Quarantine:
+    """Samples that could not be read: remembered in a file, and not tried again.
+
+    Args:
+        path: of ``quarantine.jsonl``; what an earlier, stopped run wrote there counts too.
+        say: tells the user.
+    """
+
+    def __init__(self, path: Path, say: Say) -> None:
+        self.path = path
+        self._say = say
+        self._lock = threading.Lock()
+        self._names = {row["name"] for row in read_quarantine(path)}
+        self._tried: set[str] = set()
+        self.added = 0
+
+    def __contains__(self, name: str) -> bool:
+        return name in self._names
+
+    def __len__(self) -> int:
+        return len(self._names)
+
+    def note_tried(self, name: str) -> None:
+        """Count a sample among those that were tried."""
+        with self._lock:
+            self._tried.add(name)
+
+    def add(self, sample: Sample, error: ApolloError) -> None:
+        """Write a sample down.
+
+        Raises:
+            DataError: the file cannot be written, or more than half of all samples went this way.
+        """
+        with self._lock:
+            if sample.name in self._names:
+                return
+            self._names.add(sample.name)
+            self.added += 1
+            row = {
+                "name": sample.name,
+                "files": [str(visual.path) for visual in sample.visuals],
+                "reason": error.message,
+                "time": datetime.now(UTC).isoformat(timespec="seconds"),
+            }
+            try:
+                with self.path.open("a") as file:
+                    file.write(json.dumps(row) + "\n")
+            except OSError as fault:
+                raise DataError(
+                    f"{self.path} cannot be written ({fault.strerror or fault})",
+                    next_step="make room, then run the same command again",
+                ) from fault
+            self._say(f"sample {sample.name} is left out: {error.message}")
+            if self.added > max(4, len(self._tried) / 2):
+                raise DataError(
+                    f"{self.added} of the first {len(self._tried)} samples cannot be read; "
+                    f"the last one: {error.message}",
+                    "at least half of the data is needed",
+                    f"apollo finetune check names all faults; {self.path} lists these samples",
+                )
+
+
+def read_quarantine(path: Path) -> list[dict[str, str]]:
+    """The rows of a quarantine file; a line that was cut off by a crash is left out."""
+    rows = []
+    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
+        try:
+            row = json.loads(line)
+        except ValueError:
+            continue
+        if isinstance(row, dict) and isinstance(row.get("name"), str):
+            rows.append(row)
+    return rows
+
+
+class Feed:
+    """Reads samples in threads, ahead of their use and in order. Use it in a ``with``.
+
+    Args:
+        mixture: of all samples. builder: reads one.
+        slots: of the mixture, in the order in which they are taken.
+        quarantine: of this run. readers: number of threads.
+        ahead: samples that are read before they are taken, at most.
+        length_of: tokens of a slot's sample, which bound what is held in memory.
+        say: tells the user what is slow.
+        slow_seconds: a reading that takes longer is named.
+    """
+
+    def __init__(
+        self,
+        mixture: Mixture,
+        builder: Builder,
+        slots: Iterable[int],
+        quarantine: Quarantine,
+        *,
+        readers: int,
+        ahead: int,
+        length_of: Callable[[int], int],
+        say: Say,
+        slow_seconds: float = _SLOW_SECONDS,
+    ) -> None:
+        self._mixture = mixture
+        self._builder = builder
+        self._slots = iter(slots)
+        self._quarantine = quarantine
+        self._ahead = ahead
+        self._length_of = length_of
+        self._waiting = deque[tuple[int, Future[Example]]]()
+        self._tokens = 0
+        self._ending = threading.Event()
+        self._watchdog = Watchdog(say, slow_seconds)
+        self._pool = ThreadPoolExecutor(readers, "reader", initializer=_shield_children)
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        self.close()
+
+    def take(self) -> Example:
+        """The next example; the one of another sample of its source where its own is broken.
+
+        Raises:
+            DataError: too many samples cannot be read.
+        """
+        self._look_ahead()
+        tokens, future = self._waiting[0]
+        example = future.result()
+        self._waiting.popleft()
+        self._tokens -= tokens
+        return example
+
+    def close(self) -> None:
+        """End all readings, their decoders and all threads."""
+        self._ending.set()
+        self._pool.shutdown(wait=False, cancel_futures=True)
+        while running := [future for _, future in self._waiting if not future.done()]:
+            self._builder.interrupt()
+            wait(running, timeout=0.1)
+        self._pool.shutdown()
+        self._watchdog.close()
+
+    def _look_ahead(self) -> None:
+        while not self._waiting or (
+            len(self._waiting) < self._ahead and self._tokens < _TOKENS_AHEAD
+        ):
+            slot = next(self._slots, None)
+            if slot is None:
+                return
+            tokens = self._length_of(slot)
+            self._tokens += tokens
+            self._waiting.append((tokens, self._pool.submit(self._read, slot)))
+
+    def _read(self, slot: int) -> Example:
+        last = ""
+        for attempt in range(_ATTEMPTS):
+            sample = self._mixture.sample_at(slot, attempt)
+            if sample.name in self._quarantine:
+                continue
+            if self._ending.is_set():
+                raise CancelledError
+            self._quarantine.note_tried(sample.name)
+            try:
+                with self._watchdog.watching(sample):
+                    return self._builder.build(sample)
+            except _OF_A_SAMPLE as error:
+                if self._ending.is_set():
+                    raise
+                self._quarantine.add(sample, error)
+                last = error.message
+        sample = self._mixture.sample_at(slot)
+        raise DataError(
+            f"neither {sample.name} nor any of {_ATTEMPTS - 1} samples in its place can be read"
+            + (f"; the last one: {last}" if last else ""),
+            next_step=f"apollo finetune check names all faults; {self._quarantine.path} lists "
+            "the samples that were left out: delete it to try them again",
+        )
+
+
+class Watchdog:
+    """Names the samples whose reading takes long, each time that it has taken twice as long.
+
+    Args:
+        say: tells the user. slow_seconds: when a reading is named first.
+    """
+
+    def __init__(self, say: Say, slow_seconds: float) -> None:
+        self._say = say
+        self._slow_seconds = slow_seconds
+        self._lock = threading.Lock()
+        self._readings: dict[int, _Reading] = {}
+        self._ended = threading.Event()
+        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
+        self._thread.start()
+
+    @contextmanager
+    def watching(self, sample: Sample) -> Iterator[None]:
+        """Watch over what this thread reads."""
+        reading = _Reading(sample, time.monotonic(), self._slow_seconds)
+        with self._lock:
+            self._readings[threading.get_ident()] = reading
+        try:
+            yield
+        finally:
+            with self._lock:
+                del self._readings[threading.get_ident()]
+
+    def close(self) -> None:
+        """End its thread."""
+        self._ended.set()
+        self._thread.join()
+
+    def _watch(self) -> None:
+        while not self._ended.wait(min(1.0, self._slow_seconds / 2)):
+            now = time.monotonic()
+            with self._lock:
+                slow = [r for r in self._readings.values() if now - r.started >= r.told_next]
+            for reading in slow:
+                seconds = now - reading.started
+                reading.told_next = 2 * seconds
+                files = ", ".join(v.path.name for v in reading.sample.visuals)
+                self._say(f"still reading {files or reading.sample.name}, {seconds:.0f} s")
+
+
+@dataclass
+class _Reading:
+    sample: Sample
+    started: float
+    told_next: float
+
+
+def _shield_children() -> None:
+    """A Ctrl-C reaches the decoders of a terminal too: they inherit that it is held back here."""
+    if hasattr(signal, "pthread_sigmask"):
+        signal.pthread_sigmask(signal.SIG_BLOCK, {signal.SIGINT, signal.SIGTERM})
