@@ -186,14 +186,14 @@ def _encode(info: VideoInfo, part: Path, told: Progress) -> None:
 
 def _sound_track(
     info: VideoInfo, source: InputContainer, container: OutputContainer
-) -> list[Iterator[tuple[float, Any, Any]]]:
+) -> Iterator[Iterator[tuple[float, Any, Any]]]:
     voice = source.streams.best("audio")
     if not isinstance(voice, AudioStream) or voice.codec_context is None:
-        return []
+        return
     sound = container.add_stream("aac", rate=_SOUND_RATE, layout="stereo")
     sound.bit_rate = 96_000
     heard = _sounds(source, voice, info.clock_offset_seconds, info.duration_seconds)
-    return [((t, sound, frame) for t, frame in heard)]
+    yield ((t, sound, frame) for t, frame in heard)
 
 
 def _flush(container: OutputContainer) -> None:

@@ -1,0 +1,124 @@
+"""What the player loads: files in byte ranges, never copied, and previews of the others."""
+
+from __future__ import annotations
+
+import logging
+from pathlib import Path
+from urllib.parse import quote
+
+from starlette.concurrency import run_in_threadpool
+from starlette.requests import Request
+from starlette.responses import FileResponse, PlainTextResponse, Response
+from starlette.routing import Route
+
+from apollo_cli.errors import UsageError
+from apollo_cli.ui.files import AllowedFolders, UiForbidden
+from apollo_cli.ui.options import MediaState
+from apollo_cli.ui.previews import Previews
+from apollo_cli.video.opening import shown
+
+_LOG = logging.getLogger("apollo_cli.ui")
+# A file may change under the same name, so a browser asks before it uses what it keeps.
+_HEADERS = {"cache-control": "private, no-cache"}
+
+
+class MediaLinks:
+    """Addresses for the player, and the routes behind them. Safe for any thread.
+
+    Args:
+        files: what may be opened at all.
+        previews: makes what a browser does not play; None keeps them in the user's folder.
+    """
+
+    def __init__(self, files: AllowedFolders, previews: Previews | None = None) -> None:
+        self.files = files
+        self.previews = previews or Previews()
+
+    def address(self, path: Path) -> str:
+        """What the player should load for a resolved path, relative to the page; may be empty."""
+        return self.state(path).address
+
+    def state(self, path: Path) -> MediaState:
+        """How a resolved path can be shown; begins a preview where one is needed.
+
+        The first call for a file takes part of a second, since a child looks into it.
+        """
+        seen = self.previews.look(path)
+        if seen.kind == "none":
+            return MediaState("cannot be shown", kind="none", reason=seen.reason)
+        if seen.plays:
+            return MediaState("plays", address=_link("media", path), kind=seen.kind)
+        try:
+            job = self.previews.job(path)
+        except OSError as error:
+            reason = f"{shown(path.name)} cannot be read ({error.strerror})"
+            return MediaState("cannot be shown", kind="none", reason=reason)
+        if job.failure:
+            return MediaState("cannot be shown", kind="none", reason=job.failure)
+        if job.share < 1:
+            return MediaState(
+                "making a preview", share=job.share, kind=seen.kind, reason=seen.reason
+            )
+        link = _link("preview", path)
+        return MediaState("preview ready", address=link, kind=seen.kind, reason=seen.reason)
+
+    def cancel(self, path: Path) -> None:
+        """Stop making the preview of a resolved path that nobody looks at any more."""
+        self.previews.cancel(path)
+
+    def close(self) -> None:
+        """End what runs on the side."""
+        self.previews.close()
+
+    def routes(self) -> list[Route]:
+        """``/media?file=`` and ``/preview?file=``, for GET and HEAD."""
+        return [
+            Route("/media", self._media, methods=["GET"]),
+            Route("/preview", self._preview, methods=["GET"]),
+        ]
+
+    async def _media(self, request: Request) -> Response:
+        return await run_in_threadpool(self._answer, request, False)
+
+    async def _preview(self, request: Request) -> Response:
+        return await run_in_threadpool(self._answer, request, True)
+
+    def _answer(self, request: Request, is_preview: bool) -> Response:
+        text = request.query_params.get("file", "")
+        try:
+            path = self.files.resolve(text)
+        except UiForbidden as error:
+            return refuse(request, error.message)
+        except UsageError as error:
+            return PlainTextResponse(error.message, 404)
+        if not path.is_file():
+            return refuse(request, f"{shown(path)} is no plain file")
+        seen = self.previews.look(path)
+        if seen.kind == "none":
+            return refuse(request, seen.reason)
+        try:
+            served = self.previews.target(path) if is_preview else path
+            facts = served.stat()
+        except OSError:
+            return PlainTextResponse("there is no preview yet; open the file in the page", 404)
+        if not is_preview and not seen.plays:
+            return PlainTextResponse(f"{seen.reason}; the page shows a preview", 415)
+        previewed = "image/jpeg" if seen.kind == "image" else "video/mp4"
+        kind = previewed if is_preview else seen.media_type
+        return FileResponse(served, media_type=kind, headers=_HEADERS, stat_result=facts)
+
+
+def refuse(request: Request, reason: str) -> Response:
+    """403, and a line on stderr that says what was asked for and by whom."""
+    asked = shown(f"{request.method} {request.url.path}?{request.url.query}"[:300])
+    client = request.client.host if request.client else "unknown"
+    _LOG.warning("refused: %s from %s: %s", asked, client, reason)
+    return PlainTextResponse("this may not be opened here", 403)
+
+
+def _link(route: str, path: Path) -> str:
+    # A name that is not UTF-8 has no address: the browser could not send it back.
+    try:
+        return f"{route}?file={quote(str(path), safe='')}"
+    except UnicodeEncodeError:
+        return ""
