@@ -44,8 +44,9 @@ class MediaLinks:
         The first call for a file takes part of a second, since a child looks into it.
         """
         seen = self.previews.look(path)
-        if seen.kind == "none":
-            return MediaState("cannot be shown", kind="none", reason=seen.reason)
+        if seen.kind == "none" or not _link("media", path):
+            reason = seen.reason or "its name is not valid UTF-8"
+            return MediaState("cannot be shown", kind="none", reason=reason)
         if seen.plays:
             return MediaState("plays", address=_link("media", path), kind=seen.kind)
         try:
@@ -84,28 +85,30 @@ class MediaLinks:
         return await run_in_threadpool(self._answer, request, True)
 
     def _answer(self, request: Request, is_preview: bool) -> Response:
-        text = request.query_params.get("file", "")
         try:
-            path = self.files.resolve(text)
+            path, kind = self._find(request.query_params.get("file", ""), is_preview)
+            facts = path.stat()
         except UiForbidden as error:
             return refuse(request, error.message)
         except UsageError as error:
             return PlainTextResponse(error.message, 404)
-        if not path.is_file():
-            return refuse(request, f"{shown(path)} is no plain file")
-        seen = self.previews.look(path)
-        if seen.kind == "none":
-            return refuse(request, seen.reason)
-        try:
-            served = self.previews.target(path) if is_preview else path
-            facts = served.stat()
         except OSError:
             return PlainTextResponse("there is no preview yet; open the file in the page", 404)
-        if not is_preview and not seen.plays:
-            return PlainTextResponse(f"{seen.reason}; the page shows a preview", 415)
-        previewed = "image/jpeg" if seen.kind == "image" else "video/mp4"
-        kind = previewed if is_preview else seen.media_type
-        return FileResponse(served, media_type=kind, headers=_HEADERS, stat_result=facts)
+        return FileResponse(path, media_type=kind, headers=_HEADERS, stat_result=facts)
+
+    def _find(self, text: str, is_preview: bool) -> tuple[Path, str]:
+        path = self.files.resolve(text)
+        if not path.is_file():
+            raise UiForbidden(f"{shown(path)} is no plain file")
+        seen = self.previews.look(path)
+        if seen.kind == "none":
+            raise UiForbidden(seen.reason)
+        if is_preview:
+            kind = "image/jpeg" if seen.kind == "image" else "video/mp4"
+            return self.previews.target(path), kind
+        if not seen.plays:
+            raise UsageError(seen.reason, next_step="open the page, which shows a preview")
+        return path, seen.media_type
 
 
 def refuse(request: Request, reason: str) -> Response:
