@@ -29,6 +29,8 @@ from apollo_cli.watching import read_planned
 IGNORED = -100
 # Questions of about the same length see the same clips of a long video, and share its memory.
 RESERVE_STEP = 64
+# Longest time without any progress of a decoder.
+_STALL_SECONDS = 30.0
 
 
 @dataclass(frozen=True, repr=False)
@@ -184,13 +186,18 @@ class ExampleBuilder:
     def reader(self) -> GuardedReader:
         """The reader of this thread."""
         if not hasattr(self._own, "reader"):
-            self._own.reader = GuardedReader()
+            self._own.reader = GuardedReader(stall_seconds=min(_STALL_SECONDS, self.read_seconds))
             self._readers.append(self._own.reader)
         return self._own.reader
 
     def interrupt(self) -> None:
         """Let the readings under way fail, from another thread."""
         for reader in list(self._readers):
+            reader.interrupt()
+
+    def interrupt(self) -> None:
+        """Let the readings of all threads that are under way fail."""
+        for reader in self._readers:
             reader.interrupt()
 
     def close(self) -> None:

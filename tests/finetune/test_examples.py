@@ -208,6 +208,23 @@ def test_a_decoder_that_hangs_costs_the_time_limit_and_no_more(apollo: Apollo):
         assert builder.build(sample_of(video())).trained_tokens > 1
 
 
+def test_a_reading_can_be_interrupted_from_outside(apollo: Apollo):
+    with (
+        ExampleBuilder(apollo.planner, SamplingOptions()) as builder,
+        ThreadPoolExecutor(1) as pool,
+    ):
+        pool.submit(builder.build, sample_of(video())).result()
+        child = pool.submit(lambda: builder.reader.process_id).result()
+        os.kill(child or 0, signal.SIGSTOP)
+        reading = pool.submit(builder.build, sample_of(video()))
+        while not reading.running():
+            time.sleep(0.01)
+        builder.interrupt()
+        with pytest.raises(MediaError, match="crashed"):
+            reading.result(timeout=5)
+        assert pool.submit(builder.build, sample_of(video())).result().trained_tokens > 1
+
+
 def test_a_reading_that_goes_on_and_on_is_ended(apollo: Apollo):
     with ExampleBuilder(apollo.planner, SamplingOptions(), read_seconds=60.0) as builder:
         info = builder.reader.probe(LONGER)
