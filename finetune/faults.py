@@ -91,9 +91,7 @@ KINDS: dict[str, FaultKind] = {
         "encoders are trained on video only (paper, finding 9)",
         "leave images out, or set images_in_stage_2 = true",
     ),
-    "kind_not_in_stage": FaultKind(
-        "run", "only samples that reach the parts that are trained", "leave them out"
-    ),
+    "kind_not_in_stage": FaultKind("note", "they are left out in this stage"),
     "text_share": FaultKind(
         "note", "10 to 14 % text keeps the language model's skills (paper, finding 10)"
     ),
