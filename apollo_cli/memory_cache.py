@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import os
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -11,6 +12,7 @@ from apollo_cli.errors import ApolloError
 from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record, read_times
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import clips_inside
+from apollo_cli.weights.adapter import Adapter, visual_identity
 from apollo_cli.weights.checkpoint import Checkpoint
 from apollo_cli.weights.files import apollo_home
 
@@ -60,12 +62,13 @@ def _add_samples(digest: hashlib._Hash, path: Path, size: int) -> None:
             digest.update(file.read(_SAMPLE_BYTES))
 
 
-def fingerprint(checkpoint: Checkpoint, dtype: str) -> str:
+def fingerprint(checkpoint: Checkpoint, dtype: str, chain: Sequence[Adapter] = ()) -> str:
     """The identity of what makes visual tokens: encoders, connector, and how clips are cut.
 
-    The language model and its precision do not enter: they only read the tokens.
+    The language model and its precision do not enter: they only read the tokens. Of the results
+    of training in ``chain``, what changes encoders or connector enters.
     """
-    digest = hashlib.sha256(dtype.encode())
+    digest = hashlib.sha256((dtype + visual_identity(chain)).encode())
     keys = ("clip_duration", "frames_per_clip", "mm_vision_select_layer")
     digest.update(repr([checkpoint.config.get(key) for key in keys]).encode())
     digest.update(repr(checkpoint.encoder_names).encode())

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Mapping
+from collections.abc import Collection, Mapping
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
@@ -20,6 +20,8 @@ METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
 REFERENCE_PARAMETERS = 3_085_938_688
 # Low-rank factors start at zero and move the weights less than full training at the same rate.
 LORA_RATE_FACTOR = 10.0
+# The rule was made for models of billions; a toy must not be given a rate at which AdamW diverges.
+HIGHEST_RATE = 5e-3
 
 
 @dataclass(frozen=True)
@@ -128,22 +130,21 @@ SCHEDULES: dict[str, Schedule] = {
 
 
 def learning_rates(
-    stage: StageName, llm_parameters: int, method: Method = "full"
+    stage: StageName, llm_parameters: int, low_rank: Collection[Part] = ()
 ) -> dict[Part, float]:
     """Learning rates of a stage for a model of another size.
 
     The paper gives them at 3B and scales with the square root: half the parameters take 1.41 times
-    the rate. Low-rank adapters take ten times the rate of the language model's own weights.
+    the rate. Low-rank adapters take ten times the rate of the weights themselves.
 
     Args:
         stage: which one.
         llm_parameters: number of values of the language model.
-        method: how the language model is trained.
+        low_rank: parts that are trained through low-rank adapters.
     """
     scale = math.sqrt(REFERENCE_PARAMETERS / llm_parameters)
     rates: dict[Part, float] = {}
     for part, rate in STAGES[stage].rates.items():
-        rates[part] = rate * scale
-    if method != "full" and "llm" in rates:
-        rates["llm"] *= LORA_RATE_FACTOR
+        factor = LORA_RATE_FACTOR if part in low_rank else 1.0
+        rates[part] = min(rate * scale * factor, HIGHEST_RATE)
     return rates
