@@ -195,11 +195,6 @@ class ExampleBuilder:
         for reader in list(self._readers):
             reader.interrupt()
 
-    def interrupt(self) -> None:
-        """Let the readings of all threads that are under way fail."""
-        for reader in self._readers:
-            reader.interrupt()
-
     def close(self) -> None:
         """End the decoders of all threads, when none of them reads."""
         for reader in self._readers:

@@ -164,12 +164,6 @@ class GuardedReader:
         if child is not None:
             child.kill()
 
-    def interrupt(self) -> None:
-        """Let what another thread is reading fail; the next reading starts a new child."""
-        child = self._child
-        if child is not None:
-            child.kill()
-
     def close(self) -> None:
         """End the child, whatever it is doing."""
         child, self._child = self._child, None
