@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import dataclass
 from typing import Literal
 
@@ -139,6 +140,20 @@ class GenerationOptions:
                 f"--repetition-penalty {self.repetition_penalty:g}",
                 "allowed is above 0 and up to 10",
             )
+
+
+def parse_moment(text: str) -> float:
+    """Seconds of a time as people write it: 83.2, 12:30 or 1:02:03.5.
+
+    Raises:
+        UsageError: it is none.
+    """
+    if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?", text, re.ASCII):
+        raise UsageError(f"{text!r} is not a time", "write 83.2, 12:30 or 1:02:03")
+    seconds = 0.0
+    for part in text.split(":"):
+        seconds = seconds * 60 + float(part)
+    return seconds
 
 
 def check_question(question: str) -> str:

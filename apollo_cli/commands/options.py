@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from dataclasses import fields
 from typing import Any, TypeVar
 
 import click
 
-from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, parse_moment
+from apollo_cli.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
 
@@ -25,12 +25,10 @@ class Moment(click.ParamType):
         """Turn text into seconds."""
         if isinstance(value, int | float):
             return float(value)
-        if not re.fullmatch(r"(\d+:){0,2}\d+(\.\d*)?", value, re.ASCII):
-            self.fail(f"{value!r} is not a time; write 83.2, 12:30 or 1:02:03", param, ctx)
-        seconds = 0.0
-        for part in value.split(":"):
-            seconds = seconds * 60 + float(part)
-        return seconds
+        try:
+            return parse_moment(value)
+        except UsageError as error:
+            self.fail(error.message, param, ctx)
 
 
 def _flags(*options: Callable[[Command], Command]) -> Callable[[Command], Command]:
@@ -52,6 +50,7 @@ model_flags = _flags(
         help="Fewer bits for the language model's weights.",
     ),
     click.option("--template", help="qwen_2 or qwen_1_5. Default: the checkpoint's."),
+    click.option("--adapter", help="Result folder of apollo finetune run, put on its model."),
 )
 
 sampling_flags = _flags(
@@ -144,4 +143,5 @@ def read_generation(flags: dict[str, Any]) -> GenerationOptions:
 
 def read_model(flags: dict[str, Any]) -> dict[str, Any]:
     """The flags of ``model_flags`` as arguments of ``engine.load``."""
-    return {field: flags[field] for field in ("model", "device", "dtype", "quant", "template")}
+    names = ("model", "device", "dtype", "quant", "template", "adapter")
+    return {name: flags[name] for name in names}

@@ -1,0 +1,334 @@
+"""The desk: one model for many visitors, one piece of work at a time, and nothing that only grows.
+
+The model is not safe for several threads: only the desk's one working thread touches it. Files are
+opened in a second thread with a decoder of its own, so that nobody waits for somebody else's answer
+to see their video.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import os
+import secrets
+import signal
+import sys
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass, replace
+from functools import partial
+from pathlib import Path
+
+from apollo_cli.blind import blind_check
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.conversation import Conversation
+from apollo_cli.engine import Apollo
+from apollo_cli.errors import ApolloError, UsageError
+from apollo_cli.ui.costs import Pace, estimate_cost
+from apollo_cli.ui.shelf import Shelf, identity
+from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, without_tokens
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video_memory import VideoMemory
+from apollo_cli.watching import Progress, no_progress
+
+# A tab that was closed may be a reload: its work goes on, and its talk is kept, for a while.
+_WORK_SECONDS, _AWAY_SECONDS, _IDLE_SECONDS = 20.0, 600.0, 12 * 3600.0
+_MOST_VISITS = 200
+
+Work = Callable[[Visit, Task], None]
+
+
+@dataclass(frozen=True)
+class Loading:
+    """How far the model is: ``share`` of its weights; ``error`` when there will be none."""
+
+    share: float = 0.0
+    error: str = ""
+
+
+class Desk:
+    """One model and its visitors.
+
+    Args:
+        load: loads the model; it is called once, in the working thread, by ``start``.
+        opener: looks at files; a decoder apart from the model's.
+        keep_videos: most videos that are kept in memory.
+    """
+
+    def __init__(
+        self,
+        load: Callable[[Progress], Apollo],
+        opener: GuardedReader | None = None,
+        keep_videos: int = 4,
+    ) -> None:
+        self.apollo: Apollo | None = None
+        self.loading = Loading()
+        self.pace = Pace()
+        self.shelf = Shelf(keep_videos)
+        self.visits: dict[str, Visit] = {}
+        self._load = load
+        self._opener = opener or GuardedReader()
+        self._worker = ThreadPoolExecutor(1, "apollo-work")
+        self._looker = ThreadPoolExecutor(1, "apollo-open")
+        self._line: list[Task] = []
+        self._lock = threading.Lock()
+        self._loaded: Future[Apollo] | None = None
+
+    def start(self) -> None:
+        """Begin to load the model; the desk serves at once, and work waits for the model."""
+        if self._loaded is None:
+            self._loaded = self._worker.submit(self._load, self._note_loading)
+            self._loaded.add_done_callback(self._note_loaded)
+
+    def close(self) -> None:
+        """Stop all work and end the decoders."""
+        for visit in list(self.visits.values()):
+            self.stop(visit)
+        for pool in (self._worker, self._looker):
+            pool.shutdown(wait=True, cancel_futures=True)
+        self._opener.close()
+        if self.apollo is not None:
+            self.apollo.watcher.reader.close()
+
+    def visit(
+        self,
+        key: str | None,
+        sampling: SamplingOptions,
+        reading: ReadingOptions,
+        generation: GenerationOptions,
+    ) -> Visit:
+        """The visit of a key, or a new one; those that are over are dropped."""
+        with self._lock:
+            self._sweep()
+            found = self.visits.get(key or "")
+            if found is None:
+                found = Visit(secrets.token_urlsafe(18), sampling, reading, generation)
+                self.visits[found.key] = found
+            found.used, found.left = time.monotonic(), None
+            return found
+
+    def leave(self, session: str) -> None:
+        """Note that a page was closed; its visit may come back under another session."""
+        for visit in list(self.visits.values()):
+            if visit.session == session:
+                visit.left = time.monotonic()
+
+    def place(self, task: Task) -> int:
+        """How many pieces of work come before this one; 0 when it is being done."""
+        with self._lock:
+            return self._line.index(task) if task in self._line else 0
+
+    def submit(self, visit: Visit, task: Task, work: Work) -> None:
+        """Put work in line: every visitor has one piece there at most, so the line is fair.
+
+        Raises:
+            UsageError: the last one is not done.
+        """
+        with visit.changed:
+            if visit.task is not None and not visit.task.stopping.is_set():
+                raise UsageError(
+                    "the last request is still being worked on", next_step="press Stop"
+                )
+            visit.task, visit.error, visit.notice = task, "", ""
+        is_open = task.kind == "open"
+        if not is_open:
+            with self._lock:
+                self._line.append(task)
+        pool = self._looker if is_open else self._worker
+        task.future = pool.submit(self._do, visit, task, work)
+        task.future.add_done_callback(partial(self._finish, visit, task))
+        visit.touch()
+
+    def stop(self, visit: Visit) -> None:
+        """Stop what is done for a visitor, at whatever stage it is."""
+        task = visit.task
+        if task is None:
+            return
+        task.stopping.set()
+        waiting = task.future is not None and task.future.cancel()
+        if task.kind == "open" and not waiting and self._opener.process_id is not None:
+            # A file that hangs while it is opened notices nothing else.
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self._opener.process_id, signal.SIGKILL)
+        visit.touch()
+
+    def open(self, visit: Visit, paths: Sequence[Path], *, add: bool = False) -> None:
+        """Look at files, in the background; ``visit.infos`` is then what is known of them."""
+
+        def look(visit: Visit, task: Task) -> None:
+            before = visit.infos if add else []
+            stream, image_fps = visit.reading.stream, visit.reading.image_fps
+            fresh = [self._opener.probe(path, stream=stream, image_fps=image_fps) for path in paths]
+            task.check()
+            visit.infos = [*before, *fresh]
+            visit.forget_what_was_seen()
+            self.plan_later(visit)
+
+        task = Task("open")
+        task.stage = Stage("open")
+        self.submit(visit, task, look)
+
+    def ask(self, visit: Visit, question: str) -> None:
+        """Answer a question, in the background; ``visit.told`` gets the turn."""
+        self.submit(visit, Task("ask", question), self._ask)
+
+    def check_blind(self, visit: Visit) -> None:
+        """Ask the last question again without the video, in the background."""
+        if not visit.answers or not visit.infos:
+            raise UsageError(
+                "there is no answer about a video yet",
+                next_step="ask a question about a video first",
+            )
+        self.submit(visit, Task("blind", visit.answers[-1].question), self._blind)
+
+    def plan_later(self, visit: Visit) -> None:
+        """Work out what a question would cost, once the model is there."""
+        visit.revise()
+        if self._loaded is not None:
+            self._loaded.add_done_callback(lambda _: self._looker_submit(visit))
+
+    def _looker_submit(self, visit: Visit) -> None:
+        # The desk may be closing.
+        with contextlib.suppress(RuntimeError):
+            self._looker.submit(self._plan, visit)
+
+    def _plan(self, visit: Visit) -> None:
+        if self.apollo is None or not visit.infos:
+            return
+        infos, talk = list(visit.infos), visit.talk(self.apollo)
+        try:
+            watched = self.shelf.find(identity(talk, visit)) is not None
+            visit.cost = estimate_cost(self.apollo, talk, infos, self.pace, is_watched=watched)
+            visit.cost_error = ""
+        except (ApolloError, OSError) as error:
+            visit.cost_error = sentence(error)
+        visit.revise()
+
+    def _ask(self, visit: Visit, task: Task) -> None:
+        with self._working(visit, task) as (talk, report):
+            apollo = talk.apollo
+            task.check()
+            if visit.infos:
+                talk.memories = self._watch(visit, talk, report)
+            with contextlib.closing(talk.ask(task.question)) as pieces:
+                for piece in pieces:
+                    task.text += piece
+                    visit.touch()
+            task.check()
+            answer = talk.answers[-1]
+            self.pace.learn(answer, talk.memories, task.read_tokens)
+            said = {note for told in visit.told for note in told.notes}
+            remarks = [text for text in apollo.remarks(answer.question) if text not in said]
+            notes = (*answer.notes, *remarks)
+            visit.told.append(Told(answer.question, answer.text, answer.citations, notes))
+            visit.answers = [answer]
+            visit.seen = [without_tokens(memory) for memory in talk.memories]
+        self.plan_later(visit)
+
+    def _blind(self, visit: Visit, task: Task) -> None:
+        with self._working(visit, task) as (talk, report):
+            memories = self._watch(visit, talk, report)
+            check = blind_check(talk.apollo, memories, visit.answers[-1], talk.options)
+            task.check()
+            last = max(i for i, told in enumerate(visit.told) if told.is_kept)
+            visit.told[last] = replace(visit.told[last], check=tuple(check.describe()))
+
+    @contextlib.contextmanager
+    def _working(self, visit: Visit, task: Task) -> Iterator[tuple[Conversation, Progress]]:
+        """The talk and the report of progress, which is also where a stop is noticed."""
+        assert self._loaded is not None
+        apollo = self._loaded.result()
+
+        def report(stage: str, done: int, total: int) -> None:
+            left = visit.left
+            if left is not None and time.monotonic() - left > _WORK_SECONDS:
+                task.stopping.set()
+            task.advance(stage, done, total)
+            visit.touch()
+
+        apollo.session.on_progress = report
+        try:
+            yield visit.talk(apollo), report
+        finally:
+            apollo.session.on_progress = no_progress
+
+    def _watch(self, visit: Visit, talk: Conversation, report: Progress) -> list[VideoMemory]:
+        report("open", 0, 0)
+        key = identity(talk, visit)
+        found = self.shelf.find(key)
+        if found is None:
+            talk.watch(visit.infos, report)
+            found = talk.memories
+            self.shelf.put(key, found)
+        return found
+
+    def _do(self, visit: Visit, task: Task, work: Work) -> None:
+        task.check()
+        work(visit, task)
+        task.check()
+
+    def _finish(self, visit: Visit, task: Task, future: Future[None]) -> None:
+        with self._lock:
+            if task in self._line:
+                self._line.remove(task)
+        error = None if future.cancelled() else future.exception()
+        stopped = future.cancelled() or task.stopping.is_set()
+        if task.kind == "open" and stopped and not future.cancelled():
+            # Its child may have been ended by the stop.
+            self._opener.close()
+        if visit.task is not task:
+            return
+        if stopped and error is not None:
+            visit.notice = "stopped"
+            if task.kind == "ask" and task.text:
+                visit.told.append(Told(task.question, task.text, is_kept=False))
+        elif error is not None:
+            visit.error = sentence(error)
+        visit.task = None
+        visit.revise()
+
+    def _note_loading(self, stage: str, done: int, total: int) -> None:
+        self.loading = Loading(done / total if total else 0.0)
+
+    def _note_loaded(self, future: Future[Apollo]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
+            self.loading = Loading(error=sentence(error))
+        elif not future.cancelled():
+            self.apollo = future.result()
+            self.loading = Loading(1.0)
+        for visit in list(self.visits.values()):
+            visit.revise()
+
+    def _sweep(self) -> None:
+        """Drop the visits that are over, and of too many the one that was not used for longest."""
+        now = time.monotonic()
+        idle = sorted((v for v in self.visits.values() if v.task is None), key=lambda v: v.used)
+        for number, visit in enumerate(idle):
+            gone = visit.left is not None and now - visit.left > _AWAY_SECONDS
+            crowded = len(self.visits) >= _MOST_VISITS and number == 0
+            if gone or crowded or now - visit.used > _IDLE_SECONDS:
+                del self.visits[visit.key]
+                self._forget_uploads(visit)
+
+    def _forget_uploads(self, visit: Visit) -> None:
+        others = {path for other in self.visits.values() for path in other.uploads}
+        for path in visit.uploads - others:
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+
+
+def sentence(error: BaseException) -> str:
+    """An error as the command line tells it."""
+    if isinstance(error, ApolloError):
+        return error.message
+    if isinstance(error, Stopped):
+        return "stopped"
+    if isinstance(error, OSError):
+        place = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{place}"
+    what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+    sys.stderr.write(f"error: {what}\n")
+    return f"{what}; the talk goes on, please report it"

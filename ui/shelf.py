@@ -1,0 +1,53 @@
+"""What was watched last, ready for the next question."""
+
+from __future__ import annotations
+
+import os
+from collections import OrderedDict
+
+from apollo_cli.conversation import Conversation
+from apollo_cli.ui.visit import Visit
+from apollo_cli.video_memory import VideoMemory
+
+KEPT_BYTES = 2_000_000_000
+
+
+class Shelf:
+    """What was watched last, in memory; the rest is found again on disk.
+
+    Args:
+        videos: most that are kept. bytes_: most that their tokens take.
+    """
+
+    def __init__(self, videos: int, bytes_: int = KEPT_BYTES) -> None:
+        self._limits = (videos, bytes_)
+        self._rows: OrderedDict[object, list[VideoMemory]] = OrderedDict()
+
+    def __len__(self) -> int:
+        return sum(map(len, self._rows.values()))
+
+    def find(self, key: object) -> list[VideoMemory] | None:
+        """What is kept under a key; it counts as used now."""
+        found = self._rows.get(key)
+        if found is not None:
+            self._rows.move_to_end(key)
+        return found
+
+    def put(self, key: object, memories: list[VideoMemory]) -> None:
+        """Keep what was watched last; what was not used for longest makes room."""
+        self._rows[key] = memories
+        videos, size = self._limits
+        while len(self._rows) > 1 and (len(self) > videos or self._size() > size):
+            self._rows.popitem(last=False)
+
+    def _size(self) -> int:
+        return sum(memory.tokens.nbytes for row in self._rows.values() for memory in row)
+
+
+def identity(talk: Conversation, visit: Visit) -> object:
+    """What decides which tokens a question is asked of."""
+    files = []
+    for info in visit.infos:
+        facts = os.stat(info.path)
+        files.append((str(info.path), info.stream_index, facts.st_size, facts.st_mtime_ns))
+    return (tuple(files), talk.sampling, talk.reading, talk.reserve_tokens)

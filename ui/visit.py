@@ -1,0 +1,193 @@
+"""One visitor: a browser tab with its files, its settings and its talk, apart from all others."""
+
+from __future__ import annotations
+
+import threading
+import time
+from concurrent.futures import Future
+from dataclasses import dataclass, field, replace
+from pathlib import Path
+from typing import Literal
+
+from apollo_cli.answer import Answer
+from apollo_cli.citations import Citation
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.conversation import Conversation
+from apollo_cli.engine import Apollo
+from apollo_cli.model.prompt import Turn
+from apollo_cli.ui.costs import Cost
+from apollo_cli.ui.timeline import Strip
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video_memory import VideoMemory
+
+TaskKind = Literal["open", "ask", "blind"]
+
+
+class Stopped(Exception):
+    """Raised where work notices that it was told to stop."""
+
+
+@dataclass(frozen=True)
+class Stage:
+    """Where a piece of work is.
+
+    Attributes:
+        name: ``open``, ``decode``, ``encode``, ``read`` or ``write``.
+        done, total: clips, or tokens while reading and writing; total is 0 where none is known.
+        seconds_left: of this stage, as far as its pace tells.
+    """
+
+    name: str
+    done: int = 0
+    total: int = 0
+    seconds_left: float | None = None
+
+
+@dataclass(frozen=True)
+class Told:
+    """One turn as it is shown.
+
+    Attributes:
+        citations: moments that the answer names. notes: what a user should know, a sentence each.
+        check: what the blind check said; empty before one.
+        is_kept: whether the turn belongs to the talk; a stopped one does not.
+    """
+
+    question: str
+    answer: str
+    citations: tuple[Citation, ...] = ()
+    notes: tuple[str, ...] = ()
+    check: tuple[str, ...] = ()
+    is_kept: bool = True
+
+
+@dataclass(eq=False)
+class Task:
+    """One piece of work for a visitor.
+
+    Attributes:
+        future: ends with the work. text: of the answer, as far as it is written.
+        read_tokens: prompt tokens that had to be read, without what an earlier question had read.
+    """
+
+    kind: TaskKind
+    question: str = ""
+    text: str = ""
+    stage: Stage | None = None
+    stopping: threading.Event = field(default_factory=threading.Event)
+    future: Future[None] | None = None
+    read_tokens: int = 0
+    _first: tuple[float, int] = (0.0, 0)
+
+    def advance(self, name: str, done: int, total: int) -> None:
+        """Note a step.
+
+        Raises:
+            Stopped: the work was told to stop.
+        """
+        self.check()
+        before, now = self.stage, time.perf_counter()
+        watching = ("decode", "encode")
+        goes_on = before is not None and (
+            before.name == name or (before.name in watching and name in watching)
+        )
+        if not goes_on or before is None or (done, total) < (before.done, before.total):
+            self._first = (now, done)
+            self.read_tokens = total - done if name == "read" else self.read_tokens
+        started, first = self._first
+        left = None
+        if name != "write" and done > first:
+            left = (now - started) / (done - first) * (total - done)
+        self.stage = Stage(name, done, total, left)
+
+    def check(self) -> None:
+        """Go on only where nobody said stop.
+
+        Raises:
+            Stopped: somebody did.
+        """
+        if self.stopping.is_set():
+            raise Stopped
+
+
+@dataclass(eq=False)
+class Visit:
+    """What belongs to one visitor.
+
+    Attributes:
+        key: its name, which nobody can guess. sampling, reading, generation: its settings.
+        infos: the files in view. seen: what was seen of them, without the visual tokens.
+        turns: the talk as the model is told it. told: as the visitor is shown it.
+        answers: the record of the last answer, where there is one.
+        cost: of the next question; None until it is known. cost_error: why there is none.
+        task: what is being done. error: what went wrong last. notice: a word that is no error.
+        uploads: files to be deleted with the visit.
+        session: of the page that shows it now. used: when it was last heard of.
+        left: when its tab was closed, None while it is open.
+        changed: wakes those that follow. follower: number of the one that follows now.
+        revision: rises when something other than the running task changes.
+        strips: what is drawn under the player, and the revision that it belongs to.
+    """
+
+    key: str
+    sampling: SamplingOptions
+    reading: ReadingOptions
+    generation: GenerationOptions
+    infos: list[VideoInfo] = field(default_factory=list)
+    seen: list[VideoMemory] = field(default_factory=list)
+    turns: list[Turn] = field(default_factory=list)
+    told: list[Told] = field(default_factory=list)
+    answers: list[Answer] = field(default_factory=list)
+    cost: Cost | None = None
+    cost_error: str = ""
+    task: Task | None = None
+    error: str = ""
+    notice: str = ""
+    uploads: set[Path] = field(default_factory=set)
+    session: str = ""
+    used: float = field(default_factory=time.monotonic)
+    left: float | None = None
+    changed: threading.Condition = field(default_factory=threading.Condition)
+    follower: int = 0
+    revision: int = 0
+    strips: tuple[int, tuple[Strip | None, ...]] = (-1, ())
+    ticks: int = 0
+
+    def touch(self) -> None:
+        """Wake those that follow."""
+        with self.changed:
+            self.ticks += 1
+            self.changed.notify_all()
+
+    def revise(self) -> None:
+        """Wake those that follow: more than the running task has changed."""
+        self.revision += 1
+        self.touch()
+
+    def forget_what_was_seen(self) -> None:
+        """Other files or another sampling are in view: what was planned and seen is past."""
+        self.seen, self.cost, self.cost_error = [], None, ""
+
+    def wait(self, ticks: int, seconds: float) -> int:
+        """Wait for a change since ``ticks``, but no longer than ``seconds``."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.ticks != ticks, seconds)
+            return self.ticks
+
+    def talk(self, apollo: Apollo) -> Conversation:
+        """The talk, to be gone on with; its turns are those of the visit."""
+        return Conversation(
+            apollo,
+            options=self.generation,
+            sampling=self.sampling,
+            reading=self.reading,
+            files=[str(info.path) for info in self.infos],
+            memories=self.seen,
+            turns=self.turns,
+            answers=self.answers,
+        )
+
+
+def without_tokens(memory: VideoMemory) -> VideoMemory:
+    """What was seen and when, without what fills the memory."""
+    return replace(memory, tokens=memory.tokens.new_empty(0))
