@@ -13,6 +13,7 @@ import numpy as np
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
+from apollo_cli.model.token_estimate import PieceCounter
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import largest_fitting, share_clips
@@ -26,6 +27,8 @@ from apollo_cli.video.sampler import (
 )
 from apollo_cli.weights.checkpoint import Checkpoint
 from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.registry import ModelEntry
+from apollo_cli.weights.shapes import released_network
 
 # Tokens kept free for a question when a video is watched before the question is known.
 QUESTION_RESERVE = 256
@@ -50,6 +53,32 @@ def load_planner(checkpoint: Checkpoint, template: str | None = None) -> Planner
         labelled=config.connector.integration in ("timestamps", "both"),
     )
     return Planner(config, prompts)
+
+
+def assumed_planner(entry: ModelEntry, template: str | None = None) -> AssumedPlanner:
+    """The planner of a known model that is not on this machine; its numbers of tokens are close.
+
+    Raises:
+        WeightsError: the shape of the model is not known.
+    """
+    network = released_network(entry)
+    config = network.config
+    prompts = PromptBuilder(
+        PieceCounter(),
+        config.clip_seconds,
+        config.visual_tokens_per_clip,
+        template or config.template,
+    )
+    assumed = (*network.assumed, "a label of a clip taken as the pieces of its text")
+    return AssumedPlanner(Planner(config, prompts), assumed)
+
+
+@dataclass(frozen=True)
+class AssumedPlanner:
+    """A planner, and what is not known of its model, in words."""
+
+    planner: Planner
+    assumed: tuple[str, ...]
 
 
 @dataclass(frozen=True)

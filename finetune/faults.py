@@ -61,13 +61,11 @@ KINDS: dict[str, FaultKind] = {
     ),
     "missing_file": FaultKind("sample", "paths start at the folder of the data", "check the path"),
     "not_a_file": FaultKind("sample", "a plain file", "save it to a file first"),
-    "broken_video": FaultKind("sample", "a readable video", "copy or convert it again"),
-    "broken_image": FaultKind("sample", "a readable image", "copy or convert it again"),
+    "broken_video": FaultKind("sample"),
+    "broken_image": FaultKind("sample"),
     "wrong_kind": FaultKind("sample", "videos under video, images under image", "swap the field"),
     "outside_video": FaultKind("sample", "from lies inside the video", "repair from"),
-    "too_long": FaultKind(
-        "sample", "text that fits beside one clip of each video", "shorten it or raise max_tokens"
-    ),
+    "too_long": FaultKind("sample", next_step="shorten it or raise max_tokens"),
     # What happens to a sample all the same.
     "no_tag": FaultKind("note", "the video or image is put in front"),
     "tag_moved": FaultKind("note", "it is put in front of the first question, as when asking"),
@@ -86,6 +84,7 @@ KINDS: dict[str, FaultKind] = {
         "note", "validation says little about what was trained on", "leave it out of one"
     ),
     # The mixture and the recipe.
+    "unknown_model": FaultKind("run"),
     "images_in_stage_2": FaultKind(
         "run",
         "encoders are trained on video only (paper, finding 9)",

@@ -70,4 +70,4 @@ class MediaFolder:
             words = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
             what = words.get(stat.S_IFMT(status.st_mode), "a device or socket")
             return "not_a_file", f"is {what}"
-        return path if status.st_size else ("empty", "is empty (0 bytes)")
+        return path if status.st_size else ("empty", "is empty (0 bytes); copy it again")

@@ -128,13 +128,10 @@ def find_subjects(names: tuple[str, ...]) -> Iterator[Subject]:
 
 def _subject(name: str) -> Subject:
     from apollo_cli.fit import precisions
-    from apollo_cli.model.prompt import PromptBuilder
-    from apollo_cli.model.token_estimate import PieceCounter
-    from apollo_cli.planning import Planner, load_planner
+    from apollo_cli.planning import assumed_planner, load_planner
     from apollo_cli.weights.bits import stored_kind
     from apollo_cli.weights.checkpoint import read_checkpoint
     from apollo_cli.weights.registry import resolve
-    from apollo_cli.weights.shapes import released_network
     from apollo_cli.weights.store import find_local
 
     source = resolve(name)
@@ -149,13 +146,8 @@ def _subject(name: str) -> Subject:
             f"the shape of {source.name} is not known",
             next_step=f"fetch it first: apollo models pull {source.name}",
         )
-    network = released_network(source.entry)
-    config = network.config
-    prompts = PromptBuilder(
-        PieceCounter(), config.clip_seconds, config.visual_tokens_per_clip, config.template
-    )
-    assumed = (*network.assumed, "a label of a clip taken as the pieces of its text")
-    return Subject(source.name, Planner(config, prompts), precisions(), False, assumed)
+    found = assumed_planner(source.entry)
+    return Subject(source.name, found.planner, precisions(), False, found.assumed)
 
 
 def find_machine(dtype: str | None) -> Machine:
