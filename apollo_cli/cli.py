@@ -38,6 +38,10 @@ class LazyCommand:
 COMMANDS = {
     "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
     "chat": LazyCommand("apollo_cli.commands.chat:chat", "Talk about a video in the terminal."),
+    "ui": LazyCommand(
+        "apollo_cli.commands.ui:ui",
+        "Open a local page to ask about videos and see what the model saw.",
+    ),
     "check": LazyCommand(
         "apollo_cli.commands.check:check",
         "Tell which video files can be trusted, and what is odd about the others.",

@@ -1,0 +1,281 @@
+"""The gate in front of every route, Gradio's own included: who may ask for what, and how much."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import binascii
+import hmac
+import ipaddress
+import logging
+import os
+import re
+import socket
+from collections.abc import Awaitable, Callable, MutableMapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from starlette.datastructures import Headers, MutableHeaders
+from starlette.requests import ClientDisconnect
+from starlette.responses import PlainTextResponse
+
+from apollo_cli.video.opening import shown
+
+Message = MutableMapping[str, Any]
+Receive = Callable[[], Awaitable[Message]]
+Send = Callable[[Message], Awaitable[None]]
+App = Callable[[MutableMapping[str, Any], Receive, Send], Awaitable[None]]
+
+_LOG = logging.getLogger("apollo_cli.ui")
+
+# What the page needs of Gradio. Left out are its routes for other files, other addresses, logins,
+# monitoring, code, recording and streams.
+_ROUTES = re.compile(
+    r"/(|media|preview|config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)"
+    r"|/(assets|static|svelte)/[\w./@+~-]+"
+    r"|/gradio_api/(info|config|theme\.css|app_id|login_check|startup-events|upload|"
+    r"upload_progress|cancel|reset/?|queue/join|queue/data|heartbeat/\w+|run/\w+)"
+)
+_FILE_ROUTES = ("/gradio_api/file=", "/file=")
+_UPLOAD = "/gradio_api/upload"
+
+# Talk and settings travel in other requests; beside a file, an upload holds a few headers.
+_MOST_BODY_BYTES, _MULTIPART_BYTES = 16_000_000, 100_000
+_WRONG_PASSWORD_SECONDS = 0.5
+
+# Gradio's page has scripts and styles inside of it and makes functions from text, so these are
+# allowed; nothing from elsewhere is.
+_POLICY = (
+    "default-src 'self'; script-src 'self' 'unsafe-inline' 'unsafe-eval'; "
+    "style-src 'self' 'unsafe-inline'; img-src 'self' data: blob:; media-src 'self' blob:; "
+    "font-src 'self' data:; connect-src 'self' data: blob:; worker-src 'self' blob:; "
+    "object-src 'none'; base-uri 'self'; form-action 'self'; frame-ancestors 'none'"
+)
+_HEADERS = {
+    "content-security-policy": _POLICY,
+    "cross-origin-opener-policy": "same-origin",
+    "cross-origin-resource-policy": "same-origin",
+    "referrer-policy": "same-origin",
+    "x-content-type-options": "nosniff",
+    "x-frame-options": "DENY",
+}
+
+
+class Refused(Exception):
+    """An answer that is given before any route is asked; with a reason, it is told on stderr."""
+
+    def __init__(self, status: int, text: str, reason: str = "") -> None:
+        self.status, self.text, self.reason = status, text, reason
+        super().__init__(text)
+
+
+@dataclass(frozen=True)
+class Rules:
+    """What the gate holds.
+
+    Attributes:
+        host: where the server listens. auth: user and password, None for no question.
+        uploads: where dropped files lie. max_upload_bytes: of one of them.
+    """
+
+    host: str
+    auth: tuple[str, str] | None
+    uploads: Path
+    max_upload_bytes: int
+
+
+class Gate:
+    """An ASGI application around another one; it passes on what the rules allow."""
+
+    def __init__(self, app: App, rules: Rules) -> None:
+        self.app = app
+        self.rules = rules
+        self._names = _own_names(rules.host)
+        self._uploading = 0
+
+    async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        """Serve one request."""
+        if scope["type"] == "lifespan":
+            await self.app(scope, receive, send)
+            return
+        if scope["type"] != "http":
+            await send({"type": "websocket.close"})
+            return
+        send = _with_headers(send)
+        try:
+            self._check(scope)
+            await self._pass_on(scope, receive, send)
+        except Refused as refused:
+            if refused.status == 401:
+                await asyncio.sleep(_WRONG_PASSWORD_SECONDS if refused.reason else 0)
+            if refused.reason:
+                client = scope["client"][0] if scope.get("client") else "unknown"
+                query = scope["query_string"].decode("latin-1")
+                asked = shown(f"{scope['method']} {scope['path']}{'?' if query else ''}{query}")
+                _LOG.warning("refused: %s from %s: %s", asked[:300], client, refused.reason)
+            challenge = {"www-authenticate": 'Basic realm="apollo", charset="UTF-8"'}
+            headers = challenge if refused.status == 401 else {"connection": "close"}
+            answer = PlainTextResponse(refused.text, refused.status, headers)
+            await answer(scope, receive, send)
+
+    def _check(self, scope: MutableMapping[str, Any]) -> None:
+        headers = Headers(scope=scope)
+        self._check_host(headers)
+        self._check_password(headers)
+        _check_origin(scope["method"], headers)
+        self._check_path(scope["path"])
+
+    def _check_host(self, headers: Headers) -> None:
+        hosts = headers.getlist("host")
+        name = _host_name(hosts[0]) if len(hosts) == 1 else None
+        if name is None or not self._is_ours(name):
+            reason = f"the host {shown(', '.join(hosts))[:100]} is not this server"
+            raise Refused(403, "this server does not answer to that name", reason)
+
+    def _is_ours(self, name: str) -> bool:
+        # A page elsewhere can give its own name our address, but has no password for it.
+        if self.rules.auth is not None or name in self._names:
+            return True
+        try:
+            address = ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return address.is_loopback or not is_loopback(self.rules.host)
+
+    def _check_password(self, headers: Headers) -> None:
+        if self.rules.auth is None:
+            return
+        given = headers.get("authorization", "")
+        kind, _, code = given.partition(" ")
+        try:
+            said = base64.b64decode(code.strip(), validate=True)
+        except (binascii.Error, ValueError):
+            said = b""
+        right = hmac.compare_digest(said, ":".join(self.rules.auth).encode())
+        if not (right and kind.lower() == "basic"):
+            reason = "wrong user or password" if given else ""
+            raise Refused(401, "user and password are needed", reason)
+
+    def _check_path(self, path: str) -> None:
+        for route in _FILE_ROUTES:
+            if path.startswith(route):
+                self._check_file(path.removeprefix(route))
+                return
+        steps = path.replace("\\", "/").split("/")
+        if ".." in steps or not _ROUTES.fullmatch(path):
+            raise Refused(403, "this may not be opened here", "no such route is open")
+
+    def _check_file(self, name: str) -> None:
+        try:
+            real = Path(os.path.realpath(name))
+        except (OSError, ValueError):
+            real = Path("/")
+        if not os.path.isabs(name) or not real.is_relative_to(self.rules.uploads):
+            raise Refused(403, "this may not be opened here", "the file is not one of the page")
+
+    async def _pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
+        is_upload = scope["path"] == _UPLOAD
+        most = self.rules.max_upload_bytes + _MULTIPART_BYTES if is_upload else _MOST_BODY_BYTES
+        too_much = Refused(413, f"more than the {most:,} bytes that are allowed", "too large")
+        announced = Headers(scope=scope).get("content-length", "")
+        if announced.isdecimal() and int(announced) > most:
+            raise too_much
+        body = _Body(receive, send, most)
+        self._uploading += is_upload
+        try:
+            await self.app(scope, body.receive, body.send)
+        except ClientDisconnect:
+            # The visitor left while sending, or sent more than is allowed.
+            pass
+        finally:
+            self._uploading -= is_upload
+            if is_upload and not self._uploading:
+                _sweep(self.rules.uploads)
+        if body.is_over and not body.is_answered:
+            raise too_much
+
+
+class _Body:
+    """A request's body with a limit; past it the application sees a visitor who has left."""
+
+    def __init__(self, receive: Receive, send: Send, most: int) -> None:
+        self._receive, self._send, self._left = receive, send, most
+        self.is_answered = False
+
+    @property
+    def is_over(self) -> bool:
+        return self._left < 0
+
+    async def receive(self) -> Message:
+        if self.is_over:
+            return {"type": "http.disconnect"}
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        return {"type": "http.disconnect"} if self.is_over else message
+
+    async def send(self, message: Message) -> None:
+        if self.is_over and not self.is_answered:
+            return
+        self.is_answered = True
+        await self._send(message)
+
+
+def is_loopback(host: str) -> bool:
+    """Whether a server there is reached from this machine only.
+
+    Raises:
+        OSError: the host has no address.
+    """
+    found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    return all(ipaddress.ip_address(str(row[4][0]).split("%")[0]).is_loopback for row in found)
+
+
+def _own_names(host: str) -> frozenset[str]:
+    names = {"localhost", host.lower().strip("[]")}
+    if not is_loopback(host):
+        own = socket.gethostname().lower()
+        names |= {own, f"{own.split('.')[0]}.local", socket.getfqdn().lower()}
+    return frozenset(names)
+
+
+def _host_name(host: str) -> str | None:
+    """The name in a Host header, without port and brackets; None where it is malformed."""
+    found = re.fullmatch(r"(\[[0-9a-fA-F:.]+\]|[\w.-]+)(:\d{1,5})?", host, re.ASCII)
+    return found[1].strip("[]").lower().rstrip(".") if found else None
+
+
+def _check_origin(method: str, headers: Headers) -> None:
+    """Refuse what a page from elsewhere sends; following a link to the page itself is fine."""
+    refused = Refused(403, "requests from other pages are refused", "it comes from another page")
+    origin = headers.get("origin")
+    is_read = method in ("GET", "HEAD")
+    if origin is not None and (not is_read or origin != "null"):
+        try:
+            other = urlsplit(origin).netloc.lower()
+        except ValueError:
+            raise refused from None
+        if other != headers["host"].lower():
+            raise refused
+    navigates = is_read and headers.get("sec-fetch-mode") == "navigate"
+    if headers.get("sec-fetch-site") in ("cross-site", "same-site") and not navigates:
+        raise refused
+
+
+def _with_headers(send: Send) -> Send:
+    async def sending(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            headers = MutableHeaders(scope=message)
+            for name, value in _HEADERS.items():
+                headers[name] = value
+        await send(message)
+
+    return sending
+
+
+def _sweep(uploads: Path) -> None:
+    """Delete what broken uploads left: whole ones lie in folders of their own."""
+    for path in uploads.glob("tmp*"):
+        if path.is_file():
+            path.unlink(missing_ok=True)

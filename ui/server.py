@@ -1,0 +1,284 @@
+"""The server of the local chat: Gradio's page and our media routes behind one gate."""
+
+from __future__ import annotations
+
+import contextlib
+import errno
+import logging
+import os
+import shutil
+import signal
+import socket
+import sys
+import tempfile
+import threading
+import webbrowser
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import uvicorn
+
+from apollo_cli.errors import UsageError
+from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.gate import App, Gate, Rules, is_loopback
+from apollo_cli.ui.media import MediaLinks
+from apollo_cli.ui.options import UiDefaults, UiOptions
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video.limits import Limits
+
+if TYPE_CHECKING:
+    from apollo_cli.engine import Apollo
+    from apollo_cli.ui.desk import Desk
+    from apollo_cli.watching import Progress
+
+_LOG = logging.getLogger("apollo_cli.ui")
+_FIRST_PORT, _PORTS = 7860, 100
+_QUESTION_BYTES = 2048
+_GOODBYE_SECONDS = 1
+
+
+@dataclass(frozen=True)
+class Site:
+    """What is served. ``app`` is an ASGI application; the rest is for those who look behind it."""
+
+    app: App
+    desk: Desk
+    files: AllowedFolders
+    media: MediaLinks
+
+
+@contextlib.contextmanager
+def open_site(options: UiOptions) -> Iterator[Site]:
+    """Build the page and everything behind it; at the end all of it is taken down.
+
+    The model is not loaded yet: that is ``site.desk.start``.
+    """
+    uploads = Path(tempfile.mkdtemp(prefix="apollo-ui-"))
+    with contextlib.ExitStack() as stack:
+        stack.callback(shutil.rmtree, uploads, ignore_errors=True)
+        # Gradio reads these when it is imported, and when its page is built.
+        os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
+        os.environ["GRADIO_TEMP_DIR"] = str(uploads)
+        from apollo_cli.ui.desk import Desk
+        from apollo_cli.ui.page import build_page, look
+
+        files = AllowedFolders(options.allow, options.files, uploads)
+        media = MediaLinks(files)
+        stack.callback(media.close)
+        desk = Desk(
+            lambda report: _load(options, report),
+            opener=_new_reader(options),
+            keep_videos=options.keep_videos,
+        )
+        stack.callback(desk.close)
+        defaults = UiDefaults(
+            sampling=options.sampling,
+            reading=options.reading,
+            generation=options.generation,
+            files=options.files,
+            max_upload_bytes=options.max_upload_bytes,
+        )
+        blocks = build_page(desk, files, media, defaults)
+        yield Site(build_app(blocks, media, options, **look()), desk, files, media)
+
+
+def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -> App:
+    """Gradio's page beside our routes, and the gate in front of both.
+
+    Args:
+        blocks: a ``gradio.Blocks``. look: more of ``gradio.mount_gradio_app``: theme, css and such.
+    """
+    import gradio
+    from fastapi import FastAPI
+
+    assert media.files.uploads is not None
+    web = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*media.routes()])
+    web = gradio.mount_gradio_app(
+        web,
+        blocks,
+        path="/",
+        footer_links=[],
+        run_history=False,
+        show_error=False,
+        max_file_size=options.max_upload_bytes,
+        ssr_mode=False,
+        enable_monitoring=False,
+        pwa=False,
+        mcp_server=False,
+        **look,
+    )
+    rules = Rules(options.host, options.auth, media.files.uploads, options.max_upload_bytes)
+    return Gate(web, rules)
+
+
+def serve(options: UiOptions, say: Callable[[str], None]) -> None:
+    """Serve until Ctrl-C or a signal to end.
+
+    Args:
+        say: is given one line with the address, once the page can be opened.
+
+    Raises:
+        UsageError: the host is not one of this machine, or the port is taken.
+    """
+    with _ending_cleanly(), open_listener(options.host, options.port) as listener:
+        _tell_on_stderr()
+        address = address_of(options.host, listener.getsockname()[1])
+        with open_site(options) as site:
+
+            def begin() -> None:
+                site.desk.start()
+                say(address)
+                if options.show_page and _has_screen():
+                    threading.Thread(target=webbrowser.open, args=[address], daemon=True).start()
+
+            Server(site.app, begin).run(sockets=[listener])
+
+
+class Server(uvicorn.Server):
+    """uvicorn with our settings; ``begin`` is called once it accepts requests."""
+
+    def __init__(self, app: App, begin: Callable[[], None]) -> None:
+        settings = uvicorn.Config(
+            app,  # pyright: ignore[reportArgumentType]
+            log_config=None,
+            access_log=False,
+            server_header=False,
+            proxy_headers=False,
+            ws="none",
+            timeout_graceful_shutdown=_GOODBYE_SECONDS,
+        )
+        super().__init__(settings)
+        self._begin = begin
+
+    async def startup(self, sockets: list[socket.socket] | None = None) -> None:
+        """Accept requests, then tell so."""
+        await super().startup(sockets=sockets)
+        self._begin()
+
+
+def open_listener(host: str, port: int | None) -> socket.socket:
+    """A listening socket; without a port, the first free one from 7860 on.
+
+    Raises:
+        UsageError: the host is not one of this machine, or no such port is free.
+    """
+    try:
+        found = socket.getaddrinfo(host, None, type=socket.SOCK_STREAM)
+    except (OSError, UnicodeError):
+        allowed = "allowed are a name or address of this machine"
+        raise UsageError(f"--host {host} has no address", allowed, "try 127.0.0.1") from None
+    family, address = found[0][0], str(found[0][4][0])
+    wanted = range(_FIRST_PORT, _FIRST_PORT + _PORTS) if port is None else (port,)
+    for number in wanted:
+        listener = socket.socket(family, socket.SOCK_STREAM)
+        if sys.platform != "win32":
+            listener.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+        try:
+            listener.bind((address, number))
+            listener.listen(128)
+        except OSError as error:
+            listener.close()
+            if error.errno != errno.EADDRINUSE:
+                raise UsageError(f"--host {host} --port {number}: {error.strerror}") from None
+        else:
+            return listener
+    taken = f"--port {port} is taken" if port is not None else "no port from 7860 on is free"
+    raise UsageError(taken, next_step="choose another, or leave --port out")
+
+
+def address_of(host: str, port: int) -> str:
+    """What to type into a browser."""
+    if host in ("0.0.0.0", "::"):
+        host = socket.gethostname()
+    return f"http://[{host}]:{port}/" if ":" in host else f"http://{host}:{port}/"
+
+
+def check_open(host: str, auth: tuple[str, str] | None, no_auth: bool) -> None:
+    """Refuse to serve other machines without a password unless that was said in so many words.
+
+    Raises:
+        UsageError: neither was given, or the host has no address.
+    """
+    try:
+        is_private = is_loopback(host)
+    except (OSError, UnicodeError):
+        raise UsageError(f"--host {host} has no address", next_step="try 127.0.0.1") from None
+    if not (is_private or auth or no_auth):
+        raise UsageError(
+            f"--host {host} lets other machines in",
+            "needed is --auth user:password, or --no-auth to let in anybody",
+            "set APOLLO_UI_AUTH=user:password, which no list of processes shows",
+        )
+
+
+def _new_reader(options: UiOptions) -> GuardedReader:
+    reading = options.reading
+    limits = Limits(reading.max_pixels, reading.max_hours * 3600, reading.max_pictures)
+    return GuardedReader(limits=limits)
+
+
+def _load(options: UiOptions, report: Progress) -> Apollo:
+    from apollo_cli.engine import load
+
+    reader = _new_reader(options)
+    settings = _fit(options, reader) if options.fit else None
+    return load(**options.model, settings=settings, reader=reader, on_progress=report)
+
+
+def _fit(options: UiOptions, reader: GuardedReader) -> Any:
+    from apollo_cli.fitting import Wish, fit_wish
+
+    reading = options.reading
+    infos = [
+        reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
+        for file in options.files
+    ]
+    chosen = {name: options.model[name] for name in ("model", "device", "dtype", "quant")}
+    fitted = fit_wish(
+        Wish(
+            **chosen,
+            sampling=options.sampling,
+            question_bytes=_QUESTION_BYTES,
+            answer_tokens=options.generation.max_new_tokens,
+        ),
+        infos,
+    )
+    for sentence in fitted.given_up:
+        _LOG.warning("%s", sentence)
+    return fitted.settings
+
+
+class _OneLine(logging.Handler):
+    """Each record is one line on stderr; of an exception, its kind and text."""
+
+    def emit(self, record: logging.LogRecord) -> None:
+        text = record.getMessage().strip().splitlines()[:1]
+        error = record.exc_info[1] if record.exc_info else None
+        what = [f"{type(error).__name__}: {' '.join(str(error).split())}"] if error else []
+        sys.stderr.write(f"note: {' '.join([*text, *what])}\n")
+        sys.stderr.flush()
+
+
+def _tell_on_stderr() -> None:
+    for name in ("apollo_cli.ui", "uvicorn", "asyncio"):
+        logger = logging.getLogger(name)
+        logger.handlers, logger.propagate = [_OneLine(logging.WARNING)], False
+
+
+@contextlib.contextmanager
+def _ending_cleanly() -> Iterator[None]:
+    """Ctrl-C and SIGTERM are how a server ends: what it keeps on the side is cleared up."""
+    before = signal.signal(signal.SIGTERM, signal.default_int_handler)
+    try:
+        yield
+    except KeyboardInterrupt:
+        sys.stderr.write("stopped\n")
+    finally:
+        signal.signal(signal.SIGTERM, before)
+
+
+def _has_screen() -> bool:
+    has_display = bool(os.environ.get("DISPLAY") or os.environ.get("WAYLAND_DISPLAY"))
+    return sys.platform in ("win32", "darwin") or has_display
