@@ -47,6 +47,7 @@ def load(
     template: str | None = None,
     quant: QuantKind | None = None,
     settings: Settings | None = None,
+    adapter: str | Path | None = None,
     use_cache: bool = True,
     reader: GuardedReader | None = None,
     on_progress: Progress = no_progress,
@@ -61,19 +62,21 @@ def load(
         template: chat template; None takes the checkpoint's.
         quant: ``4bit`` or ``8bit`` weights of the language model; None keeps the dtype.
         settings: what ``fitting.fit_wish`` chose; its precision wins over ``quant``.
+        adapter: result of a training run; with ``auto`` it names its model itself.
         use_cache: whether what was seen is kept on disk and found again.
         reader: a reader that runs already; None starts one when it is needed.
         on_progress: called with stage, amount done, and amount in all.
 
     Raises:
-        WeightsError: the model is unknown, not downloaded, incomplete or damaged.
+        WeightsError: the model or adapter is unknown, not downloaded, incomplete or damaged.
         DeviceError: the device or dtype is not there.
     """
     from apollo_cli.weights.load import load_model
+    from apollo_cli.weights.overlay import apply_adapter
 
     started = time.perf_counter()
     hardware = choose_device(device, dtype)
-    located = locate_model(model, free_bytes(hardware.device))
+    located = locate_model(model, free_bytes(hardware.device), adapter)
     network, checkpoint = load_model(
         located.folder,
         device=hardware.device,
@@ -82,13 +85,14 @@ def load(
         quant=settings.quant if settings else quant,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
+    apply_adapter(network, checkpoint, located.chain)
     planner = load_planner(checkpoint, template)
     most_clips, batch = (settings.clips, settings.encode_batch) if settings else (None, 0)
     watcher = Watcher(
         network,
         replace(planner, most_clips=most_clips),
         located.name,
-        fingerprint(checkpoint, hardware.dtype),
+        fingerprint(checkpoint, hardware.dtype, located.chain),
         use_cache,
         batch,
         reader or GuardedReader(),
@@ -122,10 +126,7 @@ class Apollo:
         self.session = Session(self.network, self.prompts)
 
     def watch(
-        self,
-        path: str | Path | VideoInfo,
-        sampling: SamplingOptions | None = None,
-        **options: Any,
+        self, path: str | Path | VideoInfo, sampling: SamplingOptions | None = None, **options: Any
     ) -> VideoMemory:
         """Watch one video or image; see ``watch_all`` for the options."""
         return self.watch_all([path], sampling, **options)[0]
@@ -221,12 +222,9 @@ class Apollo:
     ) -> AnswerStream:
         """As ``ask``, with the text as it is written."""
         question = check_question(question)
-        single = isinstance(video, VideoMemory)
-        memories = [video] if single else list(video or [])
-        stream = AnswerStream(iter(()))
-        stream.pieces = self._write(
-            stream, memories, question, options or GenerationOptions(), history
-        )
+        memories = [video] if isinstance(video, VideoMemory) else list(video or [])
+        stream, options = AnswerStream(iter(())), options or GenerationOptions()
+        stream.pieces = self._write(stream, memories, question, options, history)
         return stream
 
     def _open(
@@ -270,6 +268,7 @@ class Apollo:
         return {
             "name": self.located.name,
             "revision": self.located.revision,
+            "adapter": self.located.adapter,
             "device": self.hardware.device,
             "dtype": self.hardware.dtype,
             "quant": self.quant,
@@ -307,7 +306,8 @@ class Apollo:
             notes.append(f"the oldest {len(history) - len(turns)} turns did not fit any more")
         suffix = self.suffix_ids(memories, question, turns)
         needed = len(suffix) + options.max_new_tokens
-        memories = fit_memories(memories, self.prompts, self.network.config.context, needed, notes)
+        context = self.network.config.context
+        memories = fit_memories(memories, self.prompts, context, needed, notes)
         started = time.perf_counter()
         logits = self.session.read(memories, suffix)
         prefix_length = self.session.prefix_length
@@ -317,17 +317,13 @@ class Apollo:
         stop = self._why_stopped(ids, options, notes)
         text = self.prompts.tokenizer.decode(ids).strip()
         visual = sum(memory.tokens.shape[0] * memory.tokens.shape[1] for memory in memories)
+        text_tokens = prefix_length - visual + len(suffix)
         stream.answer = Answer(
             text=text,
             question=question,
             stop=stop,
             generated=len(ids),
-            tokens=TokenCount(
-                visual=visual,
-                text=prefix_length - visual + len(suffix),
-                answer=options.max_new_tokens,
-                context=self.network.config.context,
-            ),
+            tokens=TokenCount(visual, text_tokens, options.max_new_tokens, context),
             seconds={
                 "load": self.load_seconds,
                 "decode": sum(memory.decode_seconds for memory in memories),

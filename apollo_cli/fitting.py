@@ -22,7 +22,7 @@ class Wish:
     """What was asked for.
 
     Attributes:
-        model, device, dtype, quant: as the flags say; None chooses.
+        model, device, dtype, quant, adapter: as the flags say; None chooses.
         sampling: what is to be looked at.
         question_bytes: length of the longest question. answer_tokens: of the longest answer.
     """
@@ -34,6 +34,7 @@ class Wish:
     sampling: SamplingOptions
     question_bytes: int
     answer_tokens: int
+    adapter: str | None = None
 
 
 @dataclass(frozen=True)
@@ -87,7 +88,7 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
             f"--fit auto: {hardware.device} does not say how much memory is free",
             next_step="leave it out, and lower --max-clips by hand",
         )
-    checkpoint = read_checkpoint(locate_model(wish.model, free).folder)
+    checkpoint = read_checkpoint(locate_model(wish.model, free, wish.adapter).folder)
     planner = load_planner(checkpoint)
     # No token stands for less than a byte, so this is never too little.
     reserve = wish.question_bytes + wish.answer_tokens

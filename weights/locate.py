@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import Any
 
+from apollo_cli.weights.adapter import Adapter, resolve_chain
 from apollo_cli.weights.registry import ModelSource, known_models, resolve
 from apollo_cli.weights.store import find_local, find_manifest, require_local
 
@@ -22,12 +24,19 @@ class LocatedModel:
         name: what to call it. folder: where it lies.
         revision: resolved commit, or None for a folder of the user.
         chosen: whether it was chosen for the user, who named none.
+        chain: results of training that are put on it, the lowest first.
     """
 
     name: str
     folder: Path
     revision: str | None
     chosen: bool = False
+    chain: tuple[Adapter, ...] = ()
+
+    @property
+    def adapter(self) -> dict[str, Any] | None:
+        """What an answer tells of the last result of training on it; None without one."""
+        return self.chain[-1].describe() if self.chain else None
 
     @property
     def is_toy(self) -> bool:
@@ -35,16 +44,24 @@ class LocatedModel:
         return self.name == TOY
 
 
-def locate_model(name: str | Path, available_bytes: int | None = None) -> LocatedModel:
+def locate_model(
+    name: str | Path, available_bytes: int | None = None, adapter: str | Path | None = None
+) -> LocatedModel:
     """Find a model that can be loaded now; nothing is downloaded.
 
     Args:
         name: a known name, a folder, ``owner/repository[@revision]``, or ``auto``.
         available_bytes: free memory of the device, for ``auto``; None when unknown.
+        adapter: result of a training run; ``auto`` is then the model that it was trained from.
 
     Raises:
-        WeightsError: the name is unknown, or the model has not been downloaded.
+        WeightsError: the name is unknown, the model has not been downloaded, or the adapter or
+            what it stands on is missing or damaged.
     """
+    if adapter is not None:
+        chain = resolve_chain([adapter])
+        base = chain[-1].base_name if str(name) == AUTO else name
+        return replace(locate_model(base), chain=chain)
     chosen = str(name) == AUTO
     source = _best_local(available_bytes) if chosen else resolve(name)
     manifest = find_manifest(source) if source.kind == "hub" else None

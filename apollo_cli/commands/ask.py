@@ -146,6 +146,7 @@ def _fit(
         sampling=request.sampling,
         question_bytes=max(len(question.encode()) for question in request.questions),
         answer_tokens=request.options.max_new_tokens,
+        adapter=flags["adapter"],
     )
     fitted = fit_wish(wish, infos)
     remark(f"it takes about {fitted.estimate.peak / 1e9:.1f} GB")
