@@ -77,7 +77,8 @@ class Rules:
 
     Attributes:
         host: where the server listens. auth: user and password, None for no question.
-        uploads: where dropped files lie. max_upload_bytes: of one of them.
+        uploads: where dropped files lie. max_upload_bytes: of what is
+            dropped at once.
     """
 
     host: str

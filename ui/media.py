@@ -88,12 +88,11 @@ class MediaLinks:
         try:
             path, kind = self._find(request.query_params.get("file", ""), is_preview)
             facts = path.stat()
-        except UiForbidden as error:
-            return refuse(request, error.message)
         except UsageError as error:
-            return PlainTextResponse(error.message, 404)
+            # Also for a file that is not there: whoever asks for names learns nothing.
+            return refuse(request, error.message)
         except OSError:
-            return PlainTextResponse("there is no preview yet; open the file in the page", 404)
+            return PlainTextResponse("there is no preview; the page makes one", 404)
         return FileResponse(path, media_type=kind, headers=_HEADERS, stat_result=facts)
 
     def _find(self, text: str, is_preview: bool) -> tuple[Path, str]:
@@ -107,7 +106,7 @@ class MediaLinks:
             kind = "image/jpeg" if seen.kind == "image" else "video/mp4"
             return self.previews.target(path), kind
         if not seen.plays:
-            raise UsageError(seen.reason, next_step="open the page, which shows a preview")
+            raise UiForbidden(seen.reason, next_step="the page shows a preview")
         return path, seen.media_type
 
 

@@ -24,7 +24,7 @@ class UiOptions:
         host, port: where to listen; port 0 takes any free one, None the first from 7860 on.
         auth: user and password, or None for no question.
         keep_videos: most videos whose memory is kept in RAM.
-        max_upload_bytes: of one dropped file.
+        max_upload_bytes: of what is dropped at once.
         show_page: a browser is opened once the server runs.
     """
 

@@ -47,7 +47,7 @@ if TYPE_CHECKING:
     "--max-upload-mb",
     type=click.IntRange(1, 100_000),
     default=500,
-    help="Largest file to drop on the page; files opened by path have no limit.",
+    help="Most to drop on the page at once; files opened by path have no limit.",
 )
 @click.option(
     "--keep-videos", type=click.IntRange(1, 1000), default=4, help="Most videos kept in memory."
