@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -92,8 +92,8 @@ def save_quantized(
     unfinished = target.with_name(f"{target.name}.unfinished")
     shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        _copy_rest(checkpoint, unfinished)
-        writer = _ShardWriter(unfinished / LLM)
+        copy_rest(checkpoint, unfinished, (LLM,))
+        writer = ShardWriter(unfinished / LLM)
         for tensors in _packed(checkpoint, llm, report, torch.device(device), on_progress):
             writer.add(tensors)
         writer.finish()
@@ -107,14 +107,20 @@ def save_quantized(
     return SavedQuantised(target, report, checkpoint.size_bytes, read_checkpoint(target).size_bytes)
 
 
-def _copy_rest(checkpoint: Checkpoint, target: Path) -> None:
-    """Copy encoders, connector, tokenizer, configs and licences as they are."""
-    (target / LLM).mkdir(parents=True)
+def copy_rest(checkpoint: Checkpoint, target: Path, rewritten: Collection[str]) -> None:
+    """Copy tokenizer, configs, licences, and weights as they are, but for those of some parts.
+
+    Args:
+        checkpoint: what is copied. target: a folder that is made.
+        rewritten: parts whose weights are left out.
+    """
+    target.mkdir(parents=True)
     for path in sorted(checkpoint.root.rglob("*")):
         relative = path.relative_to(checkpoint.root)
         known = path.suffix in _COPIED or path.stem in _COPIED_NAMES
         is_weight = path.suffix == ".safetensors" or path.name == INDEX_FILE
-        if not path.is_file() or not known or (is_weight and relative.parts[0] == LLM):
+        part = relative.parent.as_posix()
+        if not path.is_file() or not known or (is_weight and part in rewritten):
             continue
         (target / relative).parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(path, target / relative)
@@ -151,8 +157,8 @@ def _packed(
             on_progress(done, total)
 
 
-class _ShardWriter:
-    """Writes tensors to files of about one size, and the index of several."""
+class ShardWriter:
+    """Writes tensors to files of about one size, and the index of several, into a folder."""
 
     def __init__(self, folder: Path) -> None:
         self.folder = folder
