@@ -29,6 +29,9 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.opening import shown
 from apollo_cli.watching import Progress, no_progress
 
+# Name of the facts in the folder of a result.
+FACTS_NAME = "files.json"
+
 _END_SLACK_SECONDS = 0.5
 _LARGEST_CACHE = 512 * 2**20
 _STALL_SECONDS = 30.0

@@ -10,7 +10,13 @@ from typing import Any
 
 import click
 
-STAGES = {"load": "loading", "decode": "decoding", "encode": "encoding", "check": "checking"}
+STAGES = {
+    "load": "loading",
+    "decode": "decoding",
+    "encode": "encoding",
+    "check": "checking",
+    "measure": "measuring",
+}
 
 
 def say(text: str) -> None:
