@@ -64,7 +64,7 @@ class Trainee(nn.Module):
 
     def _read(self, examples: Sequence[Example]) -> torch.Tensor:
         """Last hidden states (B, L, H) of examples, padded on the right."""
-        visual = self._visual_tokens(examples)
+        visual = self.visual_tokens(examples)
         embedded = [
             self.network.embed(example.ids, tokens)[0]
             for example, tokens in zip(examples, visual, strict=True)
@@ -83,7 +83,7 @@ class Trainee(nn.Module):
         )
         return outcome.last_hidden_state
 
-    def _visual_tokens(self, examples: Sequence[Example]) -> list[torch.Tensor | None]:
+    def visual_tokens(self, examples: Sequence[Example]) -> list[torch.Tensor | None]:
         """Visual tokens (C x R, H) of each example; the clips of all go through together."""
         shown = [example.pixels for example in examples if example.pixels is not None]
         clips = [len(next(iter(pixels.values()))) for pixels in shown]

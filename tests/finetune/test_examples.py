@@ -128,7 +128,7 @@ def test_training_sees_what_ask_sees(
     assert example.ids == ids + answer
     assert (example.pixels or {}).keys() == pixels.keys()
     assert all(torch.equal(example.pixels[name], pixels[name]) for name in pixels)  # pyright: ignore[reportOptionalSubscript]
-    (ours,) = Trainee(apollo.network, False)._visual_tokens([example])
+    (ours,) = Trainee(apollo.network, False).visual_tokens([example])
     assert (ours is None) == (tokens is None)
     if ours is not None and tokens is not None:
         assert torch.allclose(ours, tokens, atol=1e-6)

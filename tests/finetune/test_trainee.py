@@ -152,7 +152,7 @@ def test_a_frozen_language_model_drops_its_activations_too(folder: Path, example
 def test_cached_tokens_give_the_same_loss(folder: Path, examples: list[Example]):
     network = fresh(folder, "llm")
     trainee = Trainee(network)
-    visual = trainee._visual_tokens(examples)
+    visual = trainee.visual_tokens(examples)
     cached = [
         Example(e.name, e.ids, e.labels, None, tokens)
         for e, tokens in zip(examples, visual, strict=True)
