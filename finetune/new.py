@@ -1,0 +1,270 @@
+"""New recipes: flat, commented TOML files for a person to own and edit."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.errors import DataError, WeightsError
+from apollo_cli.finetune.stages import (
+    METHODS,
+    STAGES,
+    Method,
+    Part,
+    StageName,
+    learning_rates,
+)
+from apollo_cli.finetune.values import spell
+from apollo_cli.model.sizes import llm_sizes
+from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.locate import TOY
+from apollo_cli.weights.registry import resolve
+from apollo_cli.weights.shapes import released_network
+from apollo_cli.weights.store import find_local
+
+# What each key is for, in a few words; those of a recipe stand in this order.
+COMMENTS = {
+    "model": "what training starts from: known name, folder or owner/repository",
+    "adapters": "results of earlier runs that are put on the model first",
+    "stage": "1, 2, 3 or custom: which parts may be trained, on which data",
+    "method": "full, lora (small matrices beside frozen weights) or qlora (those in 4 bit)",
+    "train": "parts that learn: llm, connector, encoders",
+    "output": "folder of the result; apollo ask --adapter takes it",
+    "learning_rate": "of the language model",
+    "connector_learning_rate": "of the connector",
+    "encoder_learning_rate": "of the vision encoders",
+    "lora_rank": "inner width of the small matrices: larger learns more and takes more memory",
+    "lora_alpha": "their weight is lora_alpha / lora_rank",
+    "lora_dropout": "share of their inputs that is dropped while training",
+    "lora_encoders": "train small matrices in the encoders instead of all of their weights",
+    "optimizer": "adamw, or adamw8bit, which keeps a quarter of the memory",
+    "weight_decay": "pull of matrices towards zero",
+    "clip_norm": "largest norm of a step's gradients",
+    "warmup_share": "share of the steps in which the rate rises; then it falls along a cosine",
+    "epochs": "passes over the data",
+    "steps": "length of the run; wins over epochs",
+    "batch_size": "samples of one step, over all GPUs",
+    "micro_batch_size": "samples at a time on one GPU: lower it when memory is short",
+    "gradient_checkpointing": "compute layers twice instead of keeping them: slower, far smaller",
+    "length_grouped": "put samples of one length into a batch",
+    "seed": "the same seed gives the same run",
+    "device": "cpu, cuda, mps; left out: the best there is",
+    "dtype": "bfloat16 or float32; left out: what fits the device",
+    "template": "qwen_2 or qwen_1_5; left out: the model's own",
+    "fps": "frames a second inside a clip; left out: the model's own",
+    "max_clips": "most clips of one video",
+    "max_tokens": "longest sample: longer videos are seen more sparsely; left out: the context",
+    "validation_share": "share of the data that is held out and measured, never learned",
+    "validate_every": "steps between measurements",
+    "save_every": "steps between checkpoints; a stopped run goes on from the last one",
+    "keep_checkpoints": "how many are kept",
+    "readers": "threads that read videos ahead",
+    "read_seconds": "a sample that takes longer to read is left out, and said",
+    "images_in_stage_2": "train encoders on images too, against the paper's finding",
+    "cache_features": "encode each video once where encoders and connector do not change",
+    "tensorboard": "write TensorBoard files besides log.jsonl",
+}
+_COLUMN = 36
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What one of the recipes of a project is for.
+
+    Attributes:
+        file: its name. title: what it does. stage: its stage. train: parts; empty: the stage's.
+        output: folder of its result. after: folder of the result that it starts from.
+        notes: lines about its data.
+    """
+
+    file: str
+    title: str
+    stage: StageName
+    train: tuple[Part, ...]
+    output: str
+    after: str = ""
+    notes: tuple[str, ...] = ()
+
+
+PLANS = (
+    Plan(
+        "sft.toml",
+        "Tune the language model on your own videos. This is the one to start with.",
+        3,
+        ("llm",),
+        "out",
+        notes=(
+            "Without 10-14 % of text alone, a long training makes the language model forget how",
+            "to talk: add a file of chats without pictures, and give each [[data]] a share.",
+        ),
+    ),
+    Plan(
+        "stage1.toml",
+        "Stage 1 of 3: the connector alone, on video. For a new encoder or language model.",
+        1,
+        (),
+        "stage1",
+        notes=("Videos only: samples of other kinds are faults here.",),
+    ),
+    Plan(
+        "stage2.toml",
+        "Stage 2 of 3: the vision encoders, on video. For pictures unlike any it has seen.",
+        2,
+        (),
+        "stage2",
+        after="stage1",
+        notes=("Videos only: the paper found that images harm the encoders here.",),
+    ),
+    Plan(
+        "stage3.toml",
+        "Stage 3 of 3: language model and connector, on everything.",
+        3,
+        (),
+        "stage3",
+        after="stage2",
+        notes=(
+            "The paper's best mixture: 10-14 % text, the rest images and slightly more video.",
+            "Add a [[data]] for each file, and give each a share.",
+        ),
+    ),
+)
+
+
+def write_project(
+    folder: Path | str, data: Sequence[Path | str], model: str, method: Method
+) -> list[Path]:
+    """Write the recipes of a project.
+
+    Args:
+        folder: where to; made if it is missing.
+        data: files of samples. model: what is trained. method: how.
+
+    Returns:
+        The files, the first one to start with.
+
+    Raises:
+        DataError: a file of data is missing, a recipe is there already, or the folder cannot be
+            written.
+        WeightsError: the model is not known.
+    """
+    folder = Path(folder).expanduser().absolute()
+    if method not in METHODS:
+        raise DataError(f"--method {method}", f"allowed are {', '.join(METHODS)}")
+    sources = [Path(path).expanduser().absolute() for path in data]
+    for source in sources:
+        if not source.is_file():
+            raise DataError(f"--data {source} does not exist", "a file of samples is needed")
+    values, name = _llm_values(model), _model_name(model)
+    files = [folder / plan.file for plan in PLANS]
+    taken = [path for path in files if path.exists()]
+    if taken:
+        raise DataError(f"{taken[0]} exists", "a folder without recipes is needed")
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        for plan, path in zip(PLANS, files, strict=True):
+            text = render(plan, [_near(source, folder) for source in sources], name, method, values)
+            partial = path.with_name(f".{path.name}.unfinished")
+            partial.write_text(text, "utf-8")
+            partial.replace(path)
+    except OSError as error:
+        raise DataError(f"{folder} cannot be written ({error.strerror or error})") from None
+    return files
+
+
+def render(
+    plan: Plan, data: Sequence[str], model: str, method: Method, llm_values: int | None
+) -> str:
+    """The text of one recipe.
+
+    Args:
+        plan: which one. data: files of samples, as they are to be written.
+        model: name of the model. method: how it is trained.
+        llm_values: size of its language model, for the learning rates; None leaves them out.
+    """
+    lines = [f"# {plan.title}", f"# Check it first: apollo finetune check {plan.file}", ""]
+    for key, value in _rows(plan, model, method, llm_values).items():
+        entry = f"{key} = {value if key.endswith('learning_rate') else spell(value)}"
+        gap = " " * max(2, _COLUMN - len(entry))
+        lines.append(f"{entry}{gap}# {COMMENTS[key]}")
+    lines += ["", "# What it learns from: our JSONL, LLaVA or LLaMA-Factory JSON, or CSV."]
+    lines += [f"# {note}" for note in plan.notes]
+    for path in data:
+        lines += ["[[data]]", f"path = {spell(path)}", ""]
+    return "\n".join(lines).rstrip() + "\n"
+
+
+def _rows(plan: Plan, model: str, method: Method, llm_values: int | None) -> dict[str, Any]:
+    train = plan.train or STAGES[plan.stage].trains
+    toy = model == TOY
+    low_rank: list[Part] = ["llm"] if method != "full" and "llm" in train else []
+    if method != "full" and "encoders" in train:
+        low_rank.append("encoders")
+    rows: dict[str, Any] = {"model": model}
+    if plan.after:
+        rows["adapters"] = [plan.after]
+    rows |= {"stage": plan.stage, "method": method, "train": list(train), "output": plan.output}
+    if llm_values is not None:
+        rates = learning_rates(plan.stage, llm_values, low_rank)
+        named: dict[Part, str] = {"llm": "", "connector": "connector_", "encoders": "encoder_"}
+        rows |= {f"{named[part]}learning_rate": f"{rates[part]:.1e}" for part in train}
+    if low_rank:
+        rank = 8 if toy else 16
+        rows |= {"lora_rank": rank, "lora_alpha": float(2 * rank), "lora_dropout": 0.0}
+    if "encoders" in low_rank:
+        rows["lora_encoders"] = True
+    heavy = method == "full" and not toy
+    rows |= {
+        "optimizer": "adamw8bit" if heavy else "adamw",
+        "weight_decay": 0.0,
+        "clip_norm": 1.0,
+        "warmup_share": 0.03,
+        "epochs": 3.0 if plan.file == "sft.toml" else 1.0,
+        "batch_size": 8,
+        "micro_batch_size": 8 if toy else 1,
+        "gradient_checkpointing": not toy,
+        "length_grouped": True,
+        "seed": 0,
+    }
+    if toy:
+        rows |= {"device": "cpu", "dtype": "float32"}
+    else:
+        rows["max_tokens"] = 4096
+    rows |= {
+        "validation_share": 0.05,
+        "validate_every": 100,
+        "save_every": 100,
+        "keep_checkpoints": 2,
+        "readers": 2,
+        "read_seconds": 120.0,
+    }
+    if train == ("llm",):
+        rows["cache_features"] = True
+    return rows | {"tensorboard": False}
+
+
+def _near(source: Path, folder: Path) -> str:
+    """A path from the recipe's folder where that is short, so that both can be moved together."""
+    relative = os.path.relpath(source, folder) if source.anchor == folder.anchor else str(source)
+    return str(source) if relative.count("..") > 1 else Path(relative).as_posix()
+
+
+def _model_name(model: str) -> str:
+    source = resolve(model)
+    return str(source.folder) if source.kind == "folder" else model
+
+
+def _llm_values(model: str) -> int | None:
+    """Number of values of the language model; None when it is neither here nor known."""
+    source = resolve(model)
+    local = find_local(source)
+    if local is not None:
+        return llm_sizes(read_checkpoint(local).llm_config).values
+    if source.entry is None:
+        return None
+    try:
+        return llm_sizes(released_network(source.entry).config.llm).values
+    except WeightsError:
+        return None
