@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import hashlib
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -84,8 +85,9 @@ def load_dataset(recipe: Recipe) -> Dataset:
     faults: list[Fault] = []
     held: list[Sample] = []
     kept: list[tuple[DataSource, list[Sample]]] = []
+    labels = _labels([source.path for source in (*recipe.data, *recipe.validation)])
     for source in recipe.data:
-        samples, found = load_samples(source)
+        samples, found = load_samples(source, labels[source.path])
         faults += found + _stage_faults(recipe, source, samples)
         # Before the stage has its say, so that all stages hold out the same videos.
         share = 0.0 if recipe.validation else recipe.validation_share
@@ -93,7 +95,7 @@ def load_dataset(recipe: Recipe) -> Dataset:
         kept.append((source, _of_stage(recipe, samples)))
         held += _of_stage(recipe, aside)
     for source in recipe.validation:
-        samples, found = load_samples(source)
+        samples, found = load_samples(source, labels[source.path])
         faults += found + _stage_faults(recipe, source, samples)
         held += _of_stage(recipe, samples)
     faults += _repeated(held, [sample for _, samples in kept for sample in samples])
@@ -139,6 +141,12 @@ def hold_out(
         aside.update(groups[seen])
     kept = [sample for index, sample in enumerate(samples) if index not in aside]
     return kept, [samples[index] for index in sorted(aside)]
+
+
+def _labels(paths: Sequence[Path]) -> dict[Path, str]:
+    """What each file is called: its name, or its whole path where two have the same name."""
+    names = Counter(path.name for path in set(paths))
+    return {path: shown(path.name if names[path.name] == 1 else path) for path in paths}
 
 
 def _of_stage(recipe: Recipe, samples: Sequence[Sample]) -> list[Sample]:

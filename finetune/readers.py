@@ -33,11 +33,12 @@ _KEYS = {"llava": "conversations", "messages": "messages", "jsonl": "messages"}
 _SPACE = re.compile(r"[ \t\r\n]*")
 
 
-def load_samples(source: DataSource) -> tuple[list[Sample], list[Fault]]:
+def load_samples(source: DataSource, label: str = "") -> tuple[list[Sample], list[Fault]]:
     """Read one file of samples.
 
     Args:
         source: the file, its format, and the folder of its media.
+        label: what to call the file in names of samples; its own name when empty.
 
     Returns:
         The samples that can be trained on as far as the file itself tells, and everything that
@@ -48,13 +49,14 @@ def load_samples(source: DataSource) -> tuple[list[Sample], list[Fault]]:
     faults: list[Fault] = []
     seen: dict[bytes, str] = {}
     unused: dict[str, tuple[str, int]] = {}
-    for item in _entries(source):
+    name = label or shown(source.path.name)
+    for item in _entries(source, name):
         if isinstance(item, Fault):
             faults.append(item)
             continue
-        for name in item.fields.keys() - KNOWN_FIELDS:
-            where, count = unused.get(name, (item.where, 0))
-            unused[name] = where, count + 1
+        for field in item.fields.keys() - KNOWN_FIELDS:
+            where, count = unused.get(field, (item.where, 0))
+            unused[field] = where, count + 1
         try:
             sample = build_sample(item, media, faults)
         except Refused as refused:
@@ -64,10 +66,10 @@ def load_samples(source: DataSource) -> tuple[list[Sample], list[Fault]]:
         first = seen.setdefault(_digest(sample), sample.name)
         if first is not sample.name:
             faults.append(Fault("duplicate", item.where, f"the same as {first}"))
-    for name, (where, count) in unused.items():
-        faults.append(Fault("unknown_field", where, f'"{shorten(name, 60)}" in {count} entries'))
+    for field, (where, count) in unused.items():
+        faults.append(Fault("unknown_field", where, f'"{shorten(field, 60)}" in {count} entries'))
     if not samples and not any(fault.cost == "run" for fault in faults):
-        faults.append(Fault("no_samples", _name(source.path), "nothing in it can be trained on"))
+        faults.append(Fault("no_samples", name, "nothing in it can be trained on"))
     return samples, faults
 
 
@@ -76,13 +78,9 @@ def _digest(sample: Sample) -> bytes:
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
-def _name(path: Path) -> str:
-    return shown(path.name)
-
-
-def _entries(source: DataSource) -> Iterator[Entry | Fault]:
+def _entries(source: DataSource, name: str) -> Iterator[Entry | Fault]:
     """The entries of a file of any format, and what is wrong with the file itself."""
-    path, name = source.path, _name(source.path)
+    path = source.path
     try:
         if not stat.S_ISREG(path.stat().st_mode):
             yield Fault("unreadable_file", name, "is a folder, pipe or device")

@@ -1,0 +1,232 @@
+"""The report of a check: what a run will learn from, what it takes, and all faults by kind."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from dataclasses import asdict, dataclass
+from typing import Any
+
+import click
+import numpy as np
+
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.faults import Cost, Fault
+from apollo_cli.finetune.preview import Piece, Preview
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.sample import Kind
+from apollo_cli.finetune.survey import Length
+from apollo_cli.video.opening import shown
+
+_COSTS: dict[Cost, str] = {
+    "run": "FAULTS THAT STOP THE RUN",
+    "sample": "WOULD BE LEFT OUT",
+    "note": "NOTES",
+}
+_EXAMPLES = 3
+
+
+@dataclass(frozen=True)
+class SourceFacts:
+    """One file of data. samples: that can be trained on. share: of the mixture."""
+
+    name: str
+    samples: int
+    share: float
+
+
+@dataclass(frozen=True)
+class LengthFacts:
+    """Lengths of all samples in tokens.
+
+    Attributes:
+        least, half, most_of, most: the shortest, the median, the one that nine of ten do not
+            exceed, and the longest. allowed: longest that a sample may be.
+        mean: of all tokens. trained: mean number of tokens that the loss looks at.
+        thinned: samples whose videos are not seen whole.
+    """
+
+    least: int
+    half: int
+    most_of: int
+    most: int
+    allowed: int
+    mean: float
+    trained: float
+    thinned: int
+
+    @classmethod
+    def of(cls, lengths: Sequence[Length], allowed: int) -> LengthFacts:
+        """Sum up lengths, of which there is at least one."""
+        tokens = np.array([length.tokens for length in lengths])
+        least, half, most_of, most = np.percentile(
+            tokens, [0, 50, 90, 100], method="closest_observation"
+        ).tolist()
+        return cls(
+            least,
+            half,
+            most_of,
+            most,
+            allowed,
+            float(tokens.mean()),
+            float(np.mean([length.trained for length in lengths])),
+            sum(length.coverage < 1 for length in lengths),
+        )
+
+
+@dataclass(frozen=True)
+class CheckReport:
+    """What ``check_recipe`` found.
+
+    Attributes:
+        recipe: that was checked. sources: its data. held_out: samples to measure with.
+        shares: how often each kind of sample is learned from. steps: of the whole run.
+        lengths: None where nothing can be measured.
+        estimate: memory and time, names and words. assumed: what of the model is not known.
+        faults: all of them. previews: some samples as they are learned.
+    """
+
+    recipe: Recipe
+    sources: tuple[SourceFacts, ...]
+    held_out: int
+    shares: dict[Kind, float]
+    steps: int
+    lengths: LengthFacts | None
+    estimate: tuple[tuple[str, str], ...]
+    assumed: tuple[str, ...]
+    faults: tuple[Fault, ...]
+    previews: tuple[Preview, ...]
+
+    def groups(self) -> dict[Cost, dict[str, list[Fault]]]:
+        """Faults by what they cost, then by kind; the most frequent kind first."""
+        found: dict[Cost, dict[str, list[Fault]]] = {cost: {} for cost in _COSTS}
+        for fault in self.faults:
+            found[fault.cost].setdefault(fault.kind, []).append(fault)
+        return {
+            cost: dict(sorted(kinds.items(), key=lambda item: -len(item[1])))
+            for cost, kinds in found.items()
+        }
+
+    def error(self) -> DataError | None:
+        """The error of a recipe that loses samples or cannot run; None where all is well."""
+        counts = {cost: sum(map(len, kinds.values())) for cost, kinds in self.groups().items()}
+        lost, stopping = counts["sample"], counts["run"]
+        if not lost and not stopping:
+            return None
+        words = [f"{_count(stopping, 'fault')} that stop it"] if stopping else []
+        words += [f"{_count(lost, 'sample')} that would be left out"] if lost else []
+        next_step = "repair them" if stopping else "repair them, or run without these samples"
+        return DataError(f"{self.recipe.path} has {' and '.join(words)}", next_step=next_step)
+
+    def describe(self, examples: int = _EXAMPLES, color: bool = False) -> str:
+        """The report as text.
+
+        Args:
+            examples: most samples that are named for each kind of fault.
+            color: mark what is trained with a colour too.
+        """
+        lines = [*self._facts(), *self._learned(color)]
+        for cost, kinds in self.groups().items():
+            if kinds:
+                lines += ["", _COSTS[cost]]
+            for kind, faults in kinds.items():
+                lines += _group(kind, faults, examples)
+        return "\n".join(lines)
+
+    def to_dict(self) -> dict[str, Any]:
+        """The report as plain values, with every fault."""
+        return {
+            "recipe": str(self.recipe.path),
+            "good": self.error() is None,
+            "sources": [asdict(source) for source in self.sources],
+            "held_out": self.held_out,
+            "shares": self.shares,
+            "steps": self.steps,
+            "lengths": asdict(self.lengths) if self.lengths else None,
+            "estimate": dict(self.estimate),
+            "assumed": list(self.assumed),
+            "faults": [
+                {
+                    "kind": fault.kind,
+                    "cost": fault.cost,
+                    "where": fault.where,
+                    "received": fault.received,
+                    "remedy": fault.remedy,
+                }
+                for fault in self.faults
+            ],
+            "previews": [asdict(preview) for preview in self.previews],
+        }
+
+    def _facts(self) -> Iterator[str]:
+        recipe = self.recipe
+        yield (
+            f"{shown(recipe.path.name)}: stage {recipe.stage}, {recipe.method}, trains "
+            f"{' and '.join(recipe.train)} of {shown(recipe.model)}"
+        )
+        rows = [
+            (source.name, f"{_count(source.samples, 'sample')}, {source.share:.0%} of the mixture")
+            for source in self.sources
+        ]
+        rows.append(("held out", _count(self.held_out, "sample")))
+        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items())
+        rows.append(("kinds", kinds))
+        if self.lengths:
+            each = self.lengths
+            rows.append(
+                (
+                    "tokens",
+                    f"{each.least} to {each.most} a sample, half up to {each.half}, nine of ten "
+                    f"up to {each.most_of}; allowed are {each.allowed}",
+                )
+            )
+            rows.append(("trained", f"{each.trained:.0f} tokens a sample on average"))
+        rows.append(("steps", f"{self.steps} of {_count(recipe.batch_size, 'sample')}"))
+        rows += self.estimate
+        rows += [("assumed", text) for text in self.assumed]
+        width = max(len(name) for name, _ in rows)
+        yield from (f"  {name.ljust(width)}  {value}" for name, value in rows)
+
+    def _learned(self, color: bool) -> Iterator[str]:
+        if self.previews:
+            yield ""
+            yield "WHAT IS LEARNED, between [[ and ]]"
+        for preview in self.previews:
+            yield f"  {preview.name}"
+            text = "".join(_spelled(piece, color) for piece in _shortened(preview.pieces))
+            yield from (f"    {line}" for line in text.split("\n"))
+
+
+def _shortened(pieces: Sequence[Piece]) -> list[Piece]:
+    """The first two clips and the last one stand for the clips of a long video."""
+    last = max((n for n, piece in enumerate(pieces) if piece.role == "visual"), default=0)
+    clips = sum(piece.role == "visual" for piece in pieces[4 : last - 1])
+    if not clips:
+        return list(pieces)
+    return [
+        *pieces[:4],
+        Piece(f"\n... {_count(clips, 'more clip')} ...", "given"),
+        *pieces[last - 1 :],
+    ]
+
+
+def _spelled(piece: Piece, color: bool) -> str:
+    """A piece without characters that would change the terminal."""
+    text = "\n".join(map(shown, piece.text.split("\n")))
+    if piece.role != "trained":
+        return text
+    return click.style(f"[[{text}]]", fg="green", bold=True) if color else f"[[{text}]]"
+
+
+def _group(kind: str, faults: Sequence[Fault], examples: int) -> Iterator[str]:
+    same = len({fault.remedy for fault in faults}) == 1
+    remedy = f": {faults[0].remedy}" if same and faults[0].remedy else ""
+    yield f"  {kind} ({len(faults)}){remedy}"
+    for fault in faults[:examples]:
+        tail = "" if same or not fault.remedy else f"; {fault.remedy}"
+        yield f"    {fault.where}: {fault.received}{tail}"
+    if len(faults) > examples:
+        yield f"    and {len(faults) - examples} more"
+
+
+def _count(number: int, what: str) -> str:
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
