@@ -65,6 +65,9 @@ COMMANDS = {
     "models": LazyCommand(
         "apollo_cli.commands.models:models", "List, fetch, inspect, verify and remove models."
     ),
+    "finetune": LazyCommand(
+        "apollo_cli.commands.finetune:finetune", "Train a model on your own videos."
+    ),
     "doctor": LazyCommand(
         "apollo_cli.commands.doctor:doctor", "Show what this machine can run, and what is missing."
     ),

@@ -16,6 +16,9 @@ STAGES = {
     "encode": "encoding",
     "check": "checking",
     "measure": "measuring",
+    "watch": "watching",
+    "validate": "validating",
+    "merge": "merging",
 }
 
 

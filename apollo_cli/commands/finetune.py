@@ -1,0 +1,111 @@
+"""``apollo finetune``: recipes written, checked and run, and results merged."""
+
+from __future__ import annotations
+
+import importlib.util
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import click
+
+from apollo_cli.commands.output import progress, say, say_note, write_json
+from apollo_cli.errors import DataError
+
+
+@click.group()
+def finetune() -> None:
+    """Train a model on your own videos."""
+
+
+@finetune.command("new")
+@click.argument("folder", type=Path)
+@click.option(
+    "--data", required=True, multiple=True, type=Path, help="File of samples; may be repeated."
+)
+@click.option("--model", default="apollo-3b", help="What training starts from.")
+@click.option(
+    "--method",
+    type=click.Choice(["full", "lora", "qlora"]),
+    default="qlora",
+    help="All weights, small matrices beside them, or those beside weights in 4 bit.",
+)
+def new_command(folder: Path, data: tuple[Path, ...], model: str, method: str) -> None:
+    """Write commented recipes to own and edit: sft.toml, and one for each of three stages."""
+    from apollo_cli.finetune.new import write_project
+
+    files = write_project(folder, data, model, method)  # pyright: ignore[reportArgumentType]
+    for path in files:
+        click.echo(path)
+    say_note(f"next: apollo finetune check {folder / files[0].name}")
+
+
+@finetune.command("check")
+@click.argument("recipe", type=Path)
+@click.option("--json", "as_json", is_flag=True, help="Write JSON, with every fault.")
+def check_command(recipe: Path, as_json: bool) -> None:
+    """Name every fault of a recipe and its data, and tell what a run takes and learns.
+
+    Nothing is decoded, loaded or changed. The exit code is 7 if there are faults.
+    """
+    from apollo_cli.finetune.check import check_recipe
+    from apollo_cli.finetune.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    with progress() as report:
+        found = check_recipe(loaded, on_progress=report)
+    if as_json:
+        write_json(found.to_dict())
+    else:
+        click.echo(found.describe(color=sys.stdout.isatty()))
+    error = found.error()
+    if error is not None:
+        raise error
+
+
+@finetune.command("run")
+@click.argument("recipe", type=Path)
+@click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
+@click.option("--steps", type=click.IntRange(min=1), help="Length of the run, over the recipe's.")
+def run_command(recipe: Path, fresh: bool, steps: int | None) -> None:
+    """Train as a recipe says; the same command again goes on where it stopped.
+
+    The folder of the result goes to stdout, for ask --adapter; everything else to stderr. On
+    several GPUs or machines: accelerate launch -m apollo_cli finetune run RECIPE.
+    """
+    from apollo_cli.finetune.recipe import load_recipe
+
+    loaded = load_recipe(recipe)
+    if steps is not None:
+        loaded = replace(loaded, steps=steps)
+    # Looked up before anything heavy is imported, so that a lack is told at once.
+    missing = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
+    if missing:
+        next_step = 'pip install "apollo-video-cli[finetune]"'
+        raise DataError(f"{' and '.join(missing)} not installed", next_step=next_step)
+    from apollo_cli.finetune.loop import run_recipe
+
+    with progress() as report:
+        folder = run_recipe(loaded, fresh=fresh, say=say, on_progress=report)
+    click.echo(folder)
+
+
+@finetune.command("merge")
+@click.argument("adapter", type=Path)
+@click.option("-o", "--output", type=Path, required=True, help="Folder to make.")
+@click.option("--model", help="Default: the model that the result was trained from.")
+def merge_command(adapter: Path, output: Path, model: str | None) -> None:
+    """Make one plain checkpoint of a result and its model, in the released layout.
+
+    What the result stands on is merged too. The checkpoint is used with --model FOLDER.
+    """
+    from apollo_cli.finetune.merge import merge_result
+
+    with progress() as report:
+        target = merge_result(
+            adapter,
+            output,
+            base=model,
+            on_progress=lambda done, total: report("merge", done, total),
+        )
+    click.echo(target)
