@@ -8,6 +8,7 @@ NAMES = {
     "triangle": ("triangle",),
     "star": ("star",),
     "cross": ("cross", "cross", "plus"),
+    "ring": ("ring",),
 }
 PHRASES = {
     "colour": (

@@ -9,7 +9,15 @@ from dataclasses import dataclass
 import numpy as np
 
 from apollo_cli.finetune.nano.phrases import NAMES, PHRASES
-from apollo_cli.finetune.nano.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS, Thing, World
+from apollo_cli.finetune.nano.toybox import (
+    COLOURS,
+    DIRECTIONS,
+    SHAPES,
+    SPEEDS,
+    Thing,
+    World,
+    by_shape,
+)
 
 LOOKUPS = ("colour", "shape", "direction", "speed", "digit")
 KINDS = (*LOOKUPS, "at", "when", "yesno", "choice")
@@ -262,7 +270,7 @@ def _choice(world: World, rng: np.random.Generator) -> Question | None:
 
 
 def _describe(world: World, rng: np.random.Generator) -> Question:
-    things = sorted(world.things, key=lambda t: SHAPES.index(t.shape))
+    things = by_shape(world.things)
     digit = world.digit.value if world.digit else None
     return Question("describe", _phrase("describe", rng), list_things(things, digit))
 

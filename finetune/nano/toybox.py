@@ -7,6 +7,7 @@ seconds. Things that move leave at one edge and come back at the opposite one.
 from __future__ import annotations
 
 import math
+from collections.abc import Iterable
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import cache
@@ -18,6 +19,8 @@ import numpy as np
 from PIL import Image, ImageDraw, ImageFont
 
 SHAPES = ("circle", "square", "triangle", "star", "cross")
+# Never drawn from a seed, so apollo-nano never saw them: something new to teach it.
+NEW_SHAPES = ("ring",)
 COLOURS: dict[str, tuple[int, int, int]] = {
     "red": (215, 35, 40),
     "green": (40, 160, 60),
@@ -104,8 +107,12 @@ class World:
 
     def things_at(self, seconds: float) -> list[Thing]:
         """The things on screen at a time, in the order of ``SHAPES``."""
-        there = [thing for thing in self.things if thing.is_there(seconds)]
-        return sorted(there, key=lambda thing: SHAPES.index(thing.shape))
+        return by_shape([thing for thing in self.things if thing.is_there(seconds)])
+
+
+def by_shape(things: Iterable[Thing]) -> list[Thing]:
+    """Things in the order in which they are named."""
+    return sorted(things, key=lambda thing: (*SHAPES, *NEW_SHAPES).index(thing.shape))
 
 
 def place(world: World, thing: Thing, seconds: float) -> tuple[float, float]:
@@ -130,6 +137,11 @@ def outline(shape: str) -> list[tuple[float, float]]:
         a = 0.32
         half = [(-a, -1), (a, -1), (a, -a), (1, -a), (1, a), (a, a)]
         return [(x, y) for x, y in half] + [(-x, -y) for x, y in half]
+    if shape == "ring":
+        # One line around the outside and back around the hole.
+        turns = [math.tau * i / 48 for i in range(49)]
+        rounds = ((1.0, turns), (0.55, turns[::-1]))
+        return [(r * math.cos(a), r * math.sin(a)) for r, angles in rounds for a in angles]
     radii = [1.1 if i % 2 == 0 else 0.45 for i in range(10)]
     angles = [math.pi * i / 5 - math.pi / 2 for i in range(10)]
     return [(r * math.cos(a), r * math.sin(a)) for r, a in zip(radii, angles, strict=True)]
@@ -206,6 +218,12 @@ def sample_world(
     digit = _sample_digit(rng, centres[-1], length) if shows else None
     fps = int(rng.choice(FRAME_RATES))
     return World(width, height, fps, length, (red, green, blue), things, digit)
+
+
+def with_new_shape(world: World, shape: str) -> World:
+    """The same world with another shape for its first thing."""
+    first, *others = world.things
+    return replace(world, things=(replace(first, shape=shape), *others))
 
 
 def _sample_duration(rng: np.random.Generator) -> float:

@@ -20,11 +20,13 @@ from apollo_cli.finetune.nano.questions import (
 )
 from apollo_cli.finetune.nano.toybox import (
     COLOURS,
+    NEW_SHAPES,
     SHAPES,
     draw,
     draw_owners,
     place,
     sample_world,
+    with_new_shape,
     write_video,
 )
 
@@ -37,6 +39,32 @@ def test_a_seed_gives_the_same_world_and_the_same_pictures():
         assert first == again
         assert np.array_equal(draw(first, 1.3), draw(again, 1.3))
     assert len({sample_world(seed) for seed in SEEDS}) == len(SEEDS)
+
+
+def test_a_new_shape_changes_that_thing_alone():
+    for seed in SEEDS:
+        old = sample_world(seed)
+        assert not {thing.shape for thing in old.things} & set(NEW_SHAPES)
+        new = with_new_shape(old, "ring")
+        seconds = old.things[0].start_seconds
+        differs = (draw(new, seconds) != draw(old, seconds)).any(axis=2)
+        assert differs.any()
+        first = [
+            draw_owners(replace(w, things=w.things[:1], digit=None), seconds) for w in (old, new)
+        ]
+        assert not differs[(first[0] == 0) & (first[1] == 0)].any()
+        assert all(
+            ask(new, kind, np.random.default_rng(seed)) or True for kind in (*KINDS, *EXTRA_KINDS)
+        )
+
+
+def test_a_ring_has_a_hole():
+    world = replace(sample_world(3), digit=None)
+    ring = replace(world.things[0], shape="ring", x=0.5, y=0.5, direction=None, rate=0.0)
+    owners = draw_owners(replace(world, things=(ring,)), ring.start_seconds)
+    middle = owners[world.height // 2]
+    assert middle[world.width // 2] == 0
+    assert np.count_nonzero(np.diff(middle)) == 4
 
 
 def test_worlds_keep_to_what_questions_assume():
