@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +78,7 @@ class Conversation:
             self.sampling = before
             raise
 
-    def ask(self, question: str) -> Iterator[str]:
+    def ask(self, question: str) -> Generator[str, None, None]:
         """Ask the next question; yields the text as it is written.
 
         The turn is kept when the answer is complete; ``answers[-1]`` is then its record.

@@ -1,0 +1,183 @@
+"""Events: which action a click starts, and which parts of the page its states change."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import gradio as gr
+
+from apollo_cli.ui import show
+from apollo_cli.ui.handlers import Handlers, Settings, State
+
+_VIEWS: dict[str, Callable[[State], str]] = {
+    "model": show.model_line,
+    "player": show.player,
+    "plan": show.plan_line,
+    "told": show.told,
+    "now": show.now,
+    "work": show.work,
+    "alert": show.alert,
+}
+
+
+@dataclass(frozen=True)
+class Parts:
+    """The components that actions read and write."""
+
+    key: gr.State
+    browser_key: gr.Textbox
+    scratch: gr.Textbox
+    views: dict[str, gr.HTML]
+    path: gr.Textbox
+    open: gr.Button
+    add: gr.Button
+    browse: gr.Button
+    upload: gr.UploadButton
+    picker: gr.HTML
+    settings: list[Any]
+    question: gr.Textbox
+    ask: gr.Button
+    stop: gr.Button
+    blind: gr.Button
+    fresh: gr.Button
+    save: dict[str, gr.Button]
+    load: gr.Button
+
+
+def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
+    """Tie every action to its trigger."""
+    outputs = [parts.key, *parts.views.values(), parts.add, parts.ask, parts.stop, parts.blind]
+    quiet: dict[str, Any] = {
+        "show_progress": "hidden",
+        "api_visibility": "private",
+        "trigger_mode": "multiple",
+    }
+
+    def arrive(browser_key: str, request: gr.Request) -> Iterator[list[Any]]:
+        visit = handlers.arrive(browser_key or "", request.session_hash or "")
+        yield from _fill(visit.key, handlers.follow(visit))
+
+    def act(action: Callable[..., Iterator[State]]) -> Callable[..., Iterator[list[Any]]]:
+        def run(key: str, *values: Any) -> Iterator[list[Any]]:
+            visit = handlers.back(key)
+            yield from _fill(visit.key, action(visit, *values))
+
+        return run
+
+    def ask(key: str, question: str) -> Iterator[list[Any]]:
+        visit = handlers.back(key)
+        states = handlers.ask(visit, question)
+        for number, row in enumerate(_fill(visit.key, states)):
+            # What was not taken stays where it was typed.
+            yield [*row, gr.skip() if number or visit.error else ""]
+
+    def leave(request: gr.Request) -> None:
+        handlers.desk.leave(request.session_hash or "")
+
+    page.load(arrive, parts.browser_key, outputs, js="() => [apolloPage.key()]", **quiet)
+    page.unload(leave)
+    gr.on(
+        [parts.open.click, parts.path.submit],
+        act(handlers.open),
+        [parts.key, parts.path],
+        outputs,
+        **quiet,
+    )
+    parts.add.click(
+        act(lambda visit, name: handlers.open(visit, name, add=True)),
+        [parts.key, parts.path],
+        outputs,
+        **quiet,
+    )
+    parts.upload.upload(act(handlers.open), [parts.key, parts.upload], outputs, **quiet)
+    gr.on(
+        [part.submit for part in parts.settings if hasattr(part, "submit")]
+        + [part.blur for part in parts.settings if hasattr(part, "blur")]
+        + [part.input for part in parts.settings if not hasattr(part, "blur")],
+        act(lambda visit, *values: handlers.change(visit, Settings(*values))),
+        [parts.key, *parts.settings],
+        outputs,
+        **quiet,
+    )
+    for trigger in (parts.ask.click, parts.question.submit):
+        trigger(ask, [parts.key, parts.question], [*outputs, parts.question], **quiet)
+    parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **quiet)
+    parts.blind.click(act(handlers.blind), parts.key, outputs, **quiet)
+    parts.fresh.click(act(handlers.begin_anew), parts.key, outputs, **quiet)
+    _wire_files(parts, handlers, outputs, quiet)
+
+
+def _wire_files(
+    parts: Parts, handlers: Handlers, outputs: list[Any], quiet: dict[str, Any]
+) -> None:
+    """The picker, and talks that are saved and loaded."""
+
+    def pick(key: str, chosen: gr.EventData) -> Iterator[list[Any]]:
+        listed = handlers.browse(str(chosen.path))
+        visit = handlers.back(key)
+        if listed is not None:
+            yield [*_still(outputs), gr.HTML(show.picker(listed), visible=True)]
+            return
+        for row in _fill(visit.key, handlers.open(visit, str(chosen.path))):
+            yield [*row, gr.HTML(visible=False)]
+
+    def browse(is_open: bool) -> tuple[Any, bool]:
+        listed = None if is_open else handlers.browse("")
+        if listed is None:
+            return gr.HTML(visible=False), False
+        return gr.HTML(show.picker(listed), visible=True), True
+
+    def save(key: str, form: str) -> tuple[str, str, str]:
+        visit = handlers.back(key)
+        name, text = handlers.save(visit, form)
+        return name, text, show.alert(handlers.state(visit))
+
+    def load(key: str, text: str) -> Iterator[list[Any]]:
+        visit = handlers.back(key)
+        yield from _fill(visit.key, handlers.load(visit, text) if text else iter(()))
+
+    is_open = gr.State(False)
+    saved = [gr.Textbox(visible=False), gr.Textbox(visible=False)]
+    alert = parts.views["alert"]
+    parts.browse.click(browse, is_open, [parts.picker, is_open], **quiet)
+    parts.picker.click(pick, parts.key, [*outputs, parts.picker], **quiet)
+    for form, button in parts.save.items():
+        button.click(
+            lambda key, form=form: save(key, form), parts.key, [*saved, alert], **quiet
+        ).then(None, saved, None, js="(name, text) => apolloPage.save(name, text)")
+    parts.load.click(
+        load,
+        [parts.key, parts.scratch],
+        outputs,
+        js="async (key) => [key, await apolloPage.pickText()]",
+        **quiet,
+    )
+
+
+def _still(outputs: list[Any]) -> list[Any]:
+    return [gr.skip() for _ in outputs]
+
+
+def _fill(key: str, states: Iterator[State]) -> Iterator[list[Any]]:
+    """Each state as values for the components; what did not change is left as it is."""
+    last: dict[str, Any] = {}
+    for state in states:
+        busy = state.task is not None
+        drawn: dict[str, Any] = {name: view(state) for name, view in _VIEWS.items()}
+        answered = any(turn.is_kept for turn in state.told) and bool(state.files)
+        drawn |= {
+            "is_open": bool(state.files),
+            "is_idle": not busy,
+            "is_busy": busy,
+            "is_answered": answered and not busy,
+        }
+        yield [key, *(_change(last, name, value) for name, value in drawn.items())]
+        last = drawn
+
+
+def _change(last: dict[str, Any], name: str, value: Any) -> Any:
+    if name in last and last[name] == value:
+        return gr.skip()
+    return gr.update(visible=value) if isinstance(value, bool) else value

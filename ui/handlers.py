@@ -1,0 +1,360 @@
+"""What a visitor can do, without any type of the page: each action gives the state to show."""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+from apollo_cli.config import (
+    GenerationOptions,
+    ReadingOptions,
+    SamplingOptions,
+    check_question,
+    parse_moment,
+)
+from apollo_cli.conversation import read_talk
+from apollo_cli.errors import ApolloError, UsageError
+from apollo_cli.memory_record import SUFFIX
+from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.files import AllowedFolders, Entry
+from apollo_cli.ui.media import MediaLinks
+from apollo_cli.ui.options import MediaState, UiDefaults
+from apollo_cli.ui.timeline import Mark, Strip, clip_edges
+from apollo_cli.ui.visit import Stage, TaskKind, Told, Visit
+
+# How long the page may stand still while something happens, in seconds.
+_TICK_SECONDS = 0.3
+_KEY = re.compile(r"[\w-]{20,80}", re.ASCII)
+_MOST_FILES = 8
+_MOST_TALK_BYTES = 5_000_000
+
+
+@dataclass(frozen=True)
+class Shown:
+    """One file in view: how the player shows it, and the strip under it."""
+
+    name: str
+    media: MediaState
+    strip: Strip | None
+
+
+@dataclass(frozen=True)
+class State:
+    """All that the page shows of a visit.
+
+    Attributes:
+        model: its name and where it runs; empty while it loads.
+        model_share: how much of it is loaded. model_error: why there will be none.
+        is_toy: whether the embedded toy answers.
+        files: in view. cost: of the next question, in short phrases. cost_error: why there is none.
+        told: all turns so far. task: what is being done; empty when nothing is.
+        question, text: of the answer that is being written. stage: of the work.
+        place: how many other visitors come first. error, notice: what to tell the visitor.
+    """
+
+    model: str
+    model_share: float
+    model_error: str
+    is_toy: bool
+    files: tuple[Shown, ...]
+    cost: tuple[str, ...]
+    cost_error: str
+    told: tuple[Told, ...]
+    task: TaskKind | None
+    question: str
+    text: str
+    stage: Stage | None
+    place: int
+    error: str
+    notice: str
+
+    @property
+    def is_settled(self) -> bool:
+        """Whether nothing will change by itself."""
+        loading = not self.model and not self.model_error
+        previews = any(shown.media.state == "making a preview" for shown in self.files)
+        planning = bool(self.files and not self.cost and not self.cost_error and self.model)
+        return not (loading or previews or planning or self.task)
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A folder as the picker shows it; ``above`` is the folder around it, empty where none may be
+    seen, and ``note`` what to say of it.
+    """
+
+    entries: list[Entry]
+    above: str
+    note: str
+
+
+@dataclass(frozen=True)
+class Settings:
+    """What the visitor may set, as typed."""
+
+    start: str
+    end: str
+    mode: str
+    rate: float | None
+    clips: float | None
+    subtitles: bool
+    answer_tokens: float | None
+    temperature: float | None
+
+
+class Handlers:
+    """The actions of the page.
+
+    Args:
+        desk: the model. files: what may be opened. media: how the player shows it.
+        defaults: what a new visit starts with.
+    """
+
+    def __init__(
+        self, desk: Desk, files: AllowedFolders, media: MediaLinks, defaults: UiDefaults
+    ) -> None:
+        self.desk = desk
+        self.files = files
+        self.media = media
+        self.defaults = defaults
+
+    def arrive(self, key: str, session: str) -> Visit:
+        """The visit of a tab; one that was reloaded finds its talk again."""
+        known = self.defaults
+        is_new = key not in self.desk.visits
+        visit = self.desk.visit(
+            key if _KEY.fullmatch(key) else "", known.sampling, known.reading, known.generation
+        )
+        visit.session = session
+        if is_new and known.files:
+            self.desk.open(visit, known.files)
+        return visit
+
+    def back(self, key: str) -> Visit:
+        """The visit of a key that ``arrive`` gave."""
+        known = self.defaults
+        return self.desk.visit(key, known.sampling, known.reading, known.generation)
+
+    def follow(self, visit: Visit) -> Iterator[State]:
+        """The state now, and again whenever it changes, until nothing is left to happen.
+
+        Whoever follows last is the one that is told.
+        """
+        visit.follower += 1
+        number, last = visit.follower, None
+        while visit.follower == number:
+            ticks, state = visit.ticks, self.state(visit)
+            if state != last:
+                yield state
+                last = state
+            if state.is_settled and ticks == visit.ticks:
+                return
+            visit.wait(ticks, _TICK_SECONDS)
+
+    def open(self, visit: Visit, name: str, *, add: bool = False) -> Iterator[State]:
+        """Look at a file, alone or beside those in view."""
+
+        def begin() -> None:
+            path = self.files.resolve(name)
+            if path.suffix == SUFFIX:
+                raise UsageError(
+                    f"{path.name} is a memory of a video, without pictures to show",
+                    next_step="open the video itself: what was seen of it is found again",
+                )
+            if add and len(visit.infos) >= _MOST_FILES:
+                raise UsageError("more than eight files", next_step="open one without the others")
+            if self.files.is_upload(path):
+                visit.uploads.add(path)
+            self.desk.open(visit, [path], add=add)
+
+        yield from self._attempt(visit, begin)
+
+    def browse(self, folder: str) -> Listing | None:
+        """What a picker shows of a folder; empty is the first that is allowed, None is a file."""
+        try:
+            place = self.files.resolve(folder or str(self.files.folders[0]))
+            if not place.is_dir():
+                return None
+            found, is_cut = self.files.list_media(str(place))
+        except ApolloError as error:
+            return Listing([], "", error.message)
+        above = str(place.parent) if self.files.covers(place.parent) else ""
+        return Listing(found, above, "there are more; type their paths" if is_cut else "")
+
+    def change(self, visit: Visit, settings: Settings) -> Iterator[State]:
+        """Other settings: the plan and its cost follow, nothing is watched yet."""
+
+        def begin() -> None:
+            sampling = read_sampling(visit.sampling, settings)
+            reading = replace(visit.reading, subtitles=_subtitles(visit.reading, settings))
+            generation = read_generation(visit.generation, settings)
+            if (sampling, reading) != (visit.sampling, visit.reading):
+                visit.forget_what_was_seen()
+            visit.sampling, visit.reading, visit.generation = sampling, reading, generation
+            visit.error = ""
+            self.desk.plan_later(visit)
+
+        yield from self._attempt(visit, begin)
+
+    def ask(self, visit: Visit, question: str) -> Iterator[State]:
+        """Ask the next question."""
+        yield from self._attempt(visit, lambda: self.desk.ask(visit, check_question(question)))
+
+    def blind(self, visit: Visit) -> Iterator[State]:
+        """Ask the last question again without the video."""
+        yield from self._attempt(visit, lambda: self.desk.check_blind(visit))
+
+    def stop(self, visit: Visit) -> None:
+        """Stop what is being done; those that follow see it end."""
+        self.desk.stop(visit)
+
+    def begin_anew(self, visit: Visit) -> Iterator[State]:
+        """Forget the talk; the files stay in view."""
+        self.desk.stop(visit)
+        visit.task = None
+        visit.turns, visit.told, visit.answers = [], [], []
+        visit.error = visit.notice = ""
+        visit.revise()
+        yield from self.follow(visit)
+
+    def save(self, visit: Visit, form: str) -> tuple[str, str]:
+        """The talk as a file: its name, and its text in Markdown (``md``) or JSON (``json``).
+
+        Both are empty where there is no talk yet; ``visit.error`` then says so.
+        """
+        visit.error = visit.notice = ""
+        if not visit.turns or self.desk.apollo is None:
+            visit.error = "there is nothing to save yet; ask a question first"
+            visit.revise()
+            return "", ""
+        talk = visit.talk(self.desk.apollo)
+        if form == "md":
+            return "apollo-talk.md", talk.to_markdown()
+        return "apollo-talk.json", json.dumps(talk.to_dict(), indent=2, ensure_ascii=False) + "\n"
+
+    def load(self, visit: Visit, text: str) -> Iterator[State]:
+        """Go on with a saved talk: its turns, its settings, its files."""
+
+        def begin() -> None:
+            if len(text) > _MOST_TALK_BYTES:
+                raise UsageError("the file is too large for a saved talk", "allowed are 5 MB")
+            saved = read_talk(text, "the file")
+            paths: list[Path] = [self.files.resolve(name) for name in saved.files[:_MOST_FILES]]
+            visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
+            visit.told = [Told(turn.question, turn.answer) for turn in saved.turns]
+            self.desk.open(visit, paths)
+
+        yield from self._attempt(visit, begin)
+
+    def state(self, visit: Visit) -> State:
+        """All that the page shows now."""
+        desk, task = self.desk, visit.task
+        apollo = desk.apollo
+        model = ""
+        if apollo is not None:
+            precision = apollo.quant or apollo.hardware.dtype
+            model = f"{apollo.located.name} on {apollo.hardware.device}, {precision}"
+        strips = _strips(visit)
+        shown = tuple(
+            Shown(info.path.name, self.media.state(info.path), strip)
+            for info, strip in zip(visit.infos, strips, strict=False)
+        )
+        return State(
+            model=model,
+            model_share=desk.loading.share,
+            model_error=desk.loading.error,
+            is_toy=apollo is not None and apollo.located.is_toy,
+            files=shown,
+            cost=tuple(visit.cost.describe()) if visit.cost else (),
+            cost_error=visit.cost_error,
+            told=tuple(visit.told),
+            task=task.kind if task else None,
+            question=task.question if task else "",
+            text=task.text if task else "",
+            stage=task.stage if task else None,
+            place=desk.place(task) if task else 0,
+            error=visit.error,
+            notice=visit.notice,
+        )
+
+    def _attempt(self, visit: Visit, begin: Callable[[], None]) -> Iterator[State]:
+        """Begin something and follow it; what stands against it is told, and the visit goes on."""
+        visit.error = visit.notice = ""
+        try:
+            begin()
+        except ApolloError as error:
+            visit.error = error.message
+        yield from self.follow(visit)
+
+
+def read_sampling(before: SamplingOptions, settings: Settings) -> SamplingOptions:
+    """What is to be looked at.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    uniform = settings.mode == "uniform"
+    return replace(
+        before,
+        mode="uniform" if uniform else "fps",
+        fps=None if uniform or not settings.rate else float(settings.rate),
+        frames=int(settings.rate) if uniform and settings.rate else None,
+        max_clips=int(settings.clips) if settings.clips else None,
+        start_seconds=parse_moment(settings.start.strip() or "0"),
+        end_seconds=parse_moment(settings.end.strip()) if settings.end.strip() else None,
+    )
+
+
+def read_generation(before: GenerationOptions, settings: Settings) -> GenerationOptions:
+    """How answers are written.
+
+    Raises:
+        UsageError: a value is out of its range.
+    """
+    tokens, temperature = settings.answer_tokens, settings.temperature
+    return replace(
+        before,
+        max_new_tokens=before.max_new_tokens if tokens is None else int(tokens),
+        temperature=before.temperature if temperature is None else float(temperature),
+    )
+
+
+def _subtitles(reading: ReadingOptions, settings: Settings) -> str:
+    if not settings.subtitles:
+        return "none"
+    return "auto" if reading.subtitles == "none" else reading.subtitles
+
+
+def _strips(visit: Visit) -> tuple[Strip | None, ...]:
+    """What is drawn under each player, made anew only where something changed."""
+    revision, strips = visit.strips
+    if revision != visit.revision or len(strips) != len(visit.infos):
+        revision = visit.revision
+        strips = tuple(_strip(visit, number) for number in range(len(visit.infos)))
+        visit.strips = (revision, strips)
+    return strips
+
+
+def _strip(visit: Visit, number: int) -> Strip | None:
+    info = visit.infos[number]
+    if info.kind == "image":
+        return None
+    length, seen = info.duration_seconds, visit.seen
+    if len(seen) == len(visit.infos):
+        plan, times = seen[number].plan, seen[number].times
+    elif visit.cost is not None and len(visit.cost.plans) == len(visit.infos):
+        plan = visit.cost.plans[number]
+        times = plan.times
+    else:
+        return None
+    # Where several videos are in view, nobody knows which of them an answer means.
+    named = [c for told in visit.told for c in told.citations] if len(visit.infos) == 1 else []
+    marks = {c.seconds: Mark(c.seconds, c.text, c.seen) for c in named}
+    window = (plan.start_seconds, plan.end_seconds)
+    edges = clip_edges(times, plan, length)
+    return Strip(
+        info.path.name, length, window, edges, plan.describe(), bool(seen), tuple(marks.values())
+    )

@@ -1,0 +1,178 @@
+// Behaviour of the page that needs no server: the player, the strip, files that are dropped, keys.
+(() => {
+  "use strict";
+  const STEP_SECONDS = 5;
+
+  const clock = (seconds) => {
+    const whole = Math.floor(seconds);
+    const two = (value) => String(value).padStart(2, "0");
+    const hours = Math.floor(whole / 3600);
+    const minutes = Math.floor(whole / 60) % 60;
+    return (hours ? `${hours}:${two(minutes)}` : `${minutes}`) + `:${two(whole % 60)}`;
+  };
+
+  const files = () => [...document.querySelectorAll("#player .file")];
+  const shownFile = () => files()[Number(document.querySelector("#player")?.dataset.shown || 0)] || files()[0];
+  const media = (inside) => (inside || shownFile())?.querySelector("video");
+
+  function seek(seconds, inside) {
+    const video = media(inside);
+    if (!video) return;
+    video.currentTime = Math.max(0, Math.min(seconds, video.duration || seconds));
+    follow(video);
+    if (video.getBoundingClientRect().bottom < 0 || video.getBoundingClientRect().top > innerHeight) {
+      video.scrollIntoView({block: "center"});
+    }
+  }
+
+  // Whether the model saw a moment: the clips are sorted by their start.
+  function isSeen(bar, seconds) {
+    if (bar.edgesText !== bar.dataset.clips) {
+      bar.edgesText = bar.dataset.clips;
+      bar.edges = bar.edgesText ? bar.edgesText.split(";").map((pair) => pair.split(",").map(Number)) : [];
+    }
+    let low = 0, high = bar.edges.length;
+    while (low < high) {
+      const middle = (low + high) >> 1;
+      if (bar.edges[middle][0] <= seconds) low = middle + 1; else high = middle;
+    }
+    return low > 0 && seconds < Math.max(bar.edges[low - 1][1], bar.edges[low - 1][0] + 0.05);
+  }
+
+  // The light on the strip stands where the player is.
+  function follow(video) {
+    const file = video.closest(".file");
+    const bar = file?.querySelector(".strip-bar");
+    if (!bar) return;
+    const seconds = video.currentTime, end = Number(bar.getAttribute("aria-valuemax"));
+    const seen = isSeen(bar, seconds);
+    file.style.setProperty("--at", `${Math.min(100, 100 * seconds / end)}%`);
+    bar.setAttribute("aria-valuenow", seconds.toFixed(1));
+    bar.setAttribute("aria-valuetext", clock(seconds));
+    file.dataset.inside = seen;
+    const isDone = file.querySelector(".strip")?.dataset.seen === "true";
+    const word = isDone ? (seen ? "seen by the model" : "not seen") : (seen ? "will be seen" : "will not be seen");
+    const label = file.querySelector(".moment");
+    if (label) label.textContent = `${clock(seconds)} · ${word}`;
+  }
+  for (const name of ["timeupdate", "seeked", "loadedmetadata"]) {
+    document.addEventListener(name, (event) => follow(event.target), true);
+  }
+
+  function type(selector, text) {
+    const field = document.querySelector(`${selector} textarea, ${selector} input`);
+    if (!field) return;
+    field.value = text;
+    field.dispatchEvent(new Event("input", {bubbles: true}));
+    field.focus();
+  }
+
+  function shade(dark) {
+    document.body.classList.toggle("dark", dark);
+    localStorage.setItem("apollo-shade", dark ? "dark" : "light");
+  }
+
+  document.addEventListener("click", (event) => {
+    const button = event.target.closest("[data-seek], [data-show], [data-ask], #shade, .strip-bar");
+    if (!button) return;
+    if (button.matches("#shade")) shade(!document.body.classList.contains("dark"));
+    else if (button.dataset.seek) seek(Number(button.dataset.seek), button.closest(".file"));
+    else if (button.dataset.show) document.querySelector("#player").dataset.shown = button.dataset.show;
+    else if (button.dataset.ask) type("#question", button.dataset.ask);
+    else {
+      const box = button.getBoundingClientRect();
+      const share = (event.clientX - box.left) / box.width;
+      seek(share * Number(button.getAttribute("aria-valuemax")), button.closest(".file"));
+    }
+  });
+
+  // The slider of the strip, the marks on it, and Escape to stop.
+  document.addEventListener("keydown", (event) => {
+    const bar = event.target.closest?.(".strip-bar"), mark = event.target.closest?.(".strip-mark");
+    const video = media(event.target.closest?.(".file"));
+    if (event.key === "Escape") document.querySelector("#stop")?.click();
+    if (mark && ["ArrowLeft", "ArrowRight"].includes(event.key)) {
+      const next = event.key === "ArrowRight" ? mark.nextElementSibling : mark.previousElementSibling;
+      (next || mark).focus();
+      event.preventDefault();
+    }
+    if (!bar || !video) return;
+    const moves = {
+      ArrowLeft: video.currentTime - STEP_SECONDS, ArrowDown: video.currentTime - STEP_SECONDS,
+      ArrowRight: video.currentTime + STEP_SECONDS, ArrowUp: video.currentTime + STEP_SECONDS,
+      PageDown: video.currentTime - 60, PageUp: video.currentTime + 60,
+      Home: 0, End: Number(bar.getAttribute("aria-valuemax")),
+    };
+    if (event.key in moves) seek(moves[event.key], bar.closest(".file"));
+    else if (event.key === " " || event.key === "Enter") video.paused ? video.play() : video.pause();
+    else return;
+    event.preventDefault();
+  });
+
+  // A file that is dropped anywhere goes the way of the upload button.
+  const carries = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
+  for (const name of ["dragover", "drop"]) {
+    document.addEventListener(name, (event) => {
+      if (!carries(event)) return;
+      event.preventDefault();
+      const field = document.querySelector("#upload-field input[type=file], input[type=file]");
+      if (name !== "drop" || !field) return;
+      field.files = event.dataTransfer.files;
+      field.dispatchEvent(new Event("change", {bubbles: true}));
+    });
+  }
+
+  // The talk stays at its end while it grows, unless the reader has scrolled up.
+  function keepAtEnd(box) {
+    let atEnd = true;
+    box.addEventListener("scroll", () => {
+      atEnd = box.scrollHeight - box.scrollTop - box.clientHeight < 60;
+    });
+    new MutationObserver(() => { if (atEnd) box.scrollTop = box.scrollHeight; })
+      .observe(box, {childList: true, subtree: true, characterData: true});
+  }
+  const arrival = new MutationObserver(() => {
+    const box = document.querySelector("#talk");
+    if (!box) return;
+    arrival.disconnect();
+    keepAtEnd(box);
+    const wanted = localStorage.getItem("apollo-shade");
+    if (wanted) shade(wanted === "dark");
+    box.setAttribute("role", "log");
+    box.setAttribute("aria-label", "Talk");
+    box.setAttribute("tabindex", "0");
+  });
+  document.addEventListener("DOMContentLoaded", () => arrival.observe(document.body, {childList: true, subtree: true}));
+  if (document.body) arrival.observe(document.body, {childList: true, subtree: true});
+
+  window.apolloPage = {
+    // Names the talk of this tab; it outlives a reload, and another tab has its own.
+    key() {
+      let key = sessionStorage.getItem("apollo-key");
+      if (!key) {
+        const bytes = crypto.getRandomValues(new Uint8Array(18));
+        key = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+        sessionStorage.setItem("apollo-key", key);
+      }
+      return key;
+    },
+    save(name, text) {
+      if (!name) return;
+      const link = document.createElement("a");
+      link.href = URL.createObjectURL(new Blob([text], {type: "text/plain"}));
+      link.download = name;
+      link.click();
+      setTimeout(() => URL.revokeObjectURL(link.href), 10000);
+    },
+    pickText() {
+      return new Promise((resolve) => {
+        const field = document.createElement("input");
+        field.type = "file";
+        field.accept = ".json,application/json";
+        field.addEventListener("change", async () => resolve(await field.files[0].text()));
+        field.addEventListener("cancel", () => resolve(""));
+        field.click();
+      });
+    },
+  };
+})();

@@ -1,0 +1,157 @@
+"""The page: where things stand. What happens to them is said in ``events``, and done below it."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import gradio as gr
+
+from apollo_cli.ui import show
+from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.events import Parts, wire
+from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.handlers import Handlers
+from apollo_cli.ui.media import MediaLinks
+from apollo_cli.ui.options import UiDefaults
+
+_HERE = Path(__file__).resolve().parent
+_FONTS = ("system-ui", "sans-serif")
+_MONO = ("ui-monospace", "monospace")
+
+# A click on a line of the picker is told to the server with the path of that line.
+_PICK = """element.addEventListener('click', (event) => {
+  const row = event.target.closest('[data-pick]');
+  if (row) trigger('click', {path: row.dataset.pick});
+});"""
+
+
+def page_looks() -> dict[str, Any]:
+    """What ``mount_gradio_app`` or ``launch`` needs besides the page: theme, style and script."""
+    script = (_HERE / "page.js").read_text("utf-8")
+    return {
+        "theme": gr.themes.Base(font=_FONTS, font_mono=_MONO, primary_hue="teal"),
+        "css": (_HERE / "style.css").read_text("utf-8"),
+        "head": f"<script>{script}</script>",
+    }
+
+
+def build_page(
+    desk: Desk, files: AllowedFolders, media: MediaLinks, defaults: UiDefaults
+) -> gr.Blocks:
+    """The page for all visitors of a desk; it is mounted with ``page_looks``."""
+    handlers = Handlers(desk, files, media, defaults)
+    with gr.Blocks(title="apollo", fill_width=True, analytics_enabled=False) as page:
+        parts = _lay_out(defaults)
+        wire(page, parts, handlers)
+    # Who waits for the model waits at the desk, which tells the place; the page's queue is open.
+    page.queue(default_concurrency_limit=None, api_open=False)
+    return page
+
+
+def _lay_out(defaults: UiDefaults) -> Parts:
+    views: dict[str, gr.HTML] = {}
+
+    def view(name: str) -> None:
+        views[name] = gr.HTML(elem_id=name, apply_default_css=False)
+
+    key, browser_key = gr.State(""), gr.Textbox(visible=False)
+    scratch = gr.Textbox(visible=False)
+    with gr.Row(elem_id="top"):
+        gr.HTML("<h1>apollo</h1>", elem_id="brand", apply_default_css=False)
+        view("model")
+        with gr.Row(elem_id="menu"):
+            fresh = gr.Button("New talk", size="sm")
+            save = {form: gr.Button(f"Save {form}", size="sm") for form in ("md", "json")}
+            load = gr.Button("Load", size="sm")
+            gr.HTML(
+                '<button type="button" id="shade" aria-label="Light or dark">◐</button>',
+                elem_id="shade-box",
+                apply_default_css=False,
+            )
+    with gr.Row(elem_id="body"):
+        with gr.Column(elem_id="watch"):
+            with gr.Row(elem_id="open-row"):
+                path = gr.Textbox(
+                    show_label=False,
+                    container=False,
+                    placeholder="Path of a video or image",
+                    elem_id="path",
+                    max_lines=1,
+                )
+                opener = gr.Button("Open", size="sm", variant="primary", elem_id="open")
+                add = gr.Button("Add", size="sm", elem_id="add", visible=False)
+                browse = gr.Button("Browse", size="sm", elem_id="browse")
+                upload = gr.UploadButton("Upload", size="sm", elem_id="upload", type="filepath")
+            picker = gr.HTML(
+                elem_id="picker",
+                apply_default_css=False,
+                visible=False,
+                js_on_load=_PICK,
+            )
+            view("player")
+            view("plan")
+            settings = _lay_out_settings(defaults)
+        with gr.Column(elem_id="side"):
+            with gr.Column(elem_id="talk"):
+                view("told")
+                view("now")
+            view("alert")
+            view("work")
+            with gr.Row(elem_id="ask-row"):
+                question = gr.Textbox(
+                    show_label=False,
+                    container=False,
+                    placeholder="Ask about what is in view",
+                    elem_id="question",
+                    lines=1,
+                    max_lines=6,
+                )
+                ask = gr.Button("Ask", variant="primary", elem_id="ask")
+                stop = gr.Button("Stop", variant="stop", elem_id="stop", visible=False)
+            with gr.Row(elem_id="after-row"):
+                blind = gr.Button("Blind check", size="sm", elem_id="blind", visible=False)
+    return Parts(
+        key,
+        browser_key,
+        scratch,
+        views,
+        path,
+        opener,
+        add,
+        browse,
+        upload,
+        picker,
+        settings,
+        question,
+        ask,
+        stop,
+        blind,
+        fresh,
+        save,
+        load,
+    )
+
+
+def _lay_out_settings(defaults: UiDefaults) -> list[Any]:
+    sampling, answer = defaults.sampling, defaults.generation
+    end = sampling.end_seconds
+    with gr.Accordion("What is looked at, and how it answers", open=False, elem_id="settings"):
+        with gr.Row():
+            start = gr.Textbox(show.seconds_label(sampling.start_seconds), label="From")
+            stop = gr.Textbox("" if end is None else show.seconds_label(end), label="To")
+            clips = gr.Number(sampling.max_clips, label="Most clips", minimum=1, precision=0)
+        with gr.Row():
+            mode = gr.Radio(
+                [("Clips at a rate", "fps"), ("Frames spread evenly", "uniform")],
+                value=sampling.mode,
+                label="Sampling",
+            )
+            rate = gr.Number(
+                sampling.fps or sampling.frames, label="Frames a second, or frames in all"
+            )
+            subtitles = gr.Checkbox(defaults.reading.subtitles != "none", label="Read subtitles")
+        with gr.Row():
+            tokens = gr.Number(answer.max_new_tokens, label="Longest answer, tokens", precision=0)
+            heat = gr.Number(answer.temperature, label="Temperature (0 repeats itself exactly)")
+    return [start, stop, mode, rate, clips, subtitles, tokens, heat]
