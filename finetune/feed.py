@@ -6,7 +6,6 @@ every process of a run, agree without a word.
 
 from __future__ import annotations
 
-import json
 import random
 import signal
 import threading
@@ -16,16 +15,14 @@ from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
-from pathlib import Path
 from typing import Protocol, Self
 
-from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
+from apollo_cli.errors import DataError, FitError, MediaError, UsageError
 from apollo_cli.finetune.examples import Example
 from apollo_cli.finetune.mixture import Mixture
+from apollo_cli.finetune.quarantine import Quarantine
 from apollo_cli.finetune.sample import Sample
 
-QUARANTINE_NAME = "quarantine.jsonl"
 Say = Callable[[str], None]
 
 # Global batches that are sorted by length together.
@@ -91,81 +88,6 @@ class SlotOrder:
             random.Random(f"{self._seed}/{window}").shuffle(batches)
             self._window = window, batches
         return self._window[1][place]
-
-
-class Quarantine:
-    """Samples that could not be read: remembered in a file, and not tried again.
-
-    Args:
-        path: of ``quarantine.jsonl``; what an earlier, stopped run wrote there counts too.
-        say: tells the user.
-    """
-
-    def __init__(self, path: Path, say: Say) -> None:
-        self.path = path
-        self._say = say
-        self._lock = threading.Lock()
-        self._names = {row["name"] for row in read_quarantine(path)}
-        self._tried: set[str] = set()
-        self.added = 0
-
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
-
-    def __len__(self) -> int:
-        return len(self._names)
-
-    def note_tried(self, name: str) -> None:
-        """Count a sample among those that were tried."""
-        with self._lock:
-            self._tried.add(name)
-
-    def add(self, sample: Sample, error: ApolloError) -> None:
-        """Write a sample down.
-
-        Raises:
-            DataError: the file cannot be written, or more than half of all samples went this way.
-        """
-        with self._lock:
-            if sample.name in self._names:
-                return
-            self._names.add(sample.name)
-            self.added += 1
-            row = {
-                "name": sample.name,
-                "files": [str(visual.path) for visual in sample.visuals],
-                "reason": error.message,
-                "time": datetime.now(UTC).isoformat(timespec="seconds"),
-            }
-            try:
-                with self.path.open("a") as file:
-                    file.write(json.dumps(row) + "\n")
-            except OSError as fault:
-                raise DataError(
-                    f"{self.path} cannot be written ({fault.strerror or fault})",
-                    next_step="make room, then run the same command again",
-                ) from fault
-            self._say(f"sample {sample.name} is left out: {error.message}")
-            if self.added > max(4, len(self._tried) / 2):
-                raise DataError(
-                    f"{self.added} of the first {len(self._tried)} samples cannot be read; "
-                    f"the last one: {error.message}",
-                    "at least half of the data is needed",
-                    f"apollo finetune check names all faults; {self.path} lists these samples",
-                )
-
-
-def read_quarantine(path: Path) -> list[dict[str, str]]:
-    """The rows of a quarantine file; a line that was cut off by a crash is left out."""
-    rows = []
-    for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            continue
-        if isinstance(row, dict) and isinstance(row.get("name"), str):
-            rows.append(row)
-    return rows
 
 
 class Feed:

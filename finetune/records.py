@@ -24,7 +24,8 @@ class StepRecord:
     Attributes:
         step: counted from 1. loss: mean over the trained tokens of all processes.
         rates: learning rate of each group of parameters.
-        gradient_norm: before clipping. tokens: trained ones, of all processes.
+        gradient_norm: before clipping.
+        tokens: of all samples of all processes. trained_tokens: those that the loss looks at.
         seconds: of the whole step, waiting for data included.
         memory_bytes: peak of the device, of the process on a CPU; None where it is not told.
         samples: names, of this process.
@@ -35,6 +36,7 @@ class StepRecord:
     rates: dict[str, float]
     gradient_norm: float
     tokens: int
+    trained_tokens: int
     seconds: float
     memory_bytes: int | None
     samples: list[str]

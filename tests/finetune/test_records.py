@@ -19,7 +19,7 @@ from apollo_cli.finetune.records import (
 
 def record(step: int, seconds: float = 2.0) -> StepRecord:
     rates = {"llm": 3e-5, "connector": 1e-4}
-    return StepRecord(step, 1 / step, rates, 0.5, 100, seconds, 3_100_000_000, ["a:1"])
+    return StepRecord(step, 1 / step, rates, 0.5, 100, 20, seconds, 3_100_000_000, ["a:1"])
 
 
 def test_the_log_has_a_line_a_step(tmp_path: Path):

@@ -1,0 +1,311 @@
+"""A training run from its recipe to its result, gone on with after any stop."""
+
+from __future__ import annotations
+
+import json
+import shlex
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from dataclasses import asdict, astuple
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.adapters import save_result
+from apollo_cli.finetune.checkpoints import Saved, find_newest, list_changes, remove_checkpoints
+from apollo_cli.finetune.dataset import load_dataset
+from apollo_cli.finetune.examples import ExampleBuilder
+from apollo_cli.finetune.feed import Feed, SlotOrder
+from apollo_cli.finetune.optimiser import Optimiser
+from apollo_cli.finetune.preparing import (
+    Prepared,
+    claim,
+    describe_packages,
+    identify_run,
+    prepare,
+    start_team,
+    tell_faults,
+    watch_ahead,
+)
+from apollo_cli.finetune.quarantine import QUARANTINE_NAME, Quarantine
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.records import (
+    CURVE_NAME,
+    LOG_NAME,
+    RunLog,
+    draw_loss,
+    read_log,
+    spell_seconds,
+)
+from apollo_cli.finetune.steps import Loop
+from apollo_cli.finetune.stopping import Interrupts
+from apollo_cli.finetune.validation import Score, validate
+from apollo_cli.watching import Progress, no_progress
+from apollo_cli.weights.adapter import MANIFEST
+from apollo_cli.weights.files import read_json
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+RUN_NAME, CHECKPOINTS_NAME = "run.json", "checkpoints"
+_BATCHES_AHEAD = 3
+
+Say = Callable[[str], None]
+
+
+def run_recipe(
+    recipe: Recipe,
+    *,
+    fresh: bool = False,
+    say: Say,
+    on_progress: Progress = no_progress,
+) -> Path:
+    """Train as a recipe says, or go on with a run that was stopped.
+
+    Args:
+        recipe: of the run. fresh: forget an earlier run in the same output.
+        say: tells the user, a sentence or a line of progress at a time.
+        on_progress: called with ``check``, ``load``, ``watch`` or ``validate``, amount done, and
+            amount in all.
+
+    Returns:
+        The folder of the result, for ``--adapter``.
+
+    Raises:
+        KeyboardInterrupt: the user stopped it; the next run goes on from there.
+        DataError: the data, the recipe or the training has a fault, or a package is missing.
+        WeightsError, DeviceError, FitError: as when a model is loaded.
+    """
+    team, device = start_team(recipe)
+    tell: Say = say if team.is_main_process else _say_nothing
+    data = load_dataset(recipe)
+    data.check_runnable()
+    with claim(recipe.output, team):
+        if fresh and team.is_main_process:
+            _forget(recipe.output)
+        team.wait_for_everyone()
+        identity = identify_run(recipe, data)
+        saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
+        is_done = _check_same(recipe.output, identity, saved)
+        if is_done:
+            tell(f"this run is done: {recipe.output} holds its result; --fresh trains it again")
+            return recipe.output
+        tell_faults(data.faults, tell)
+        quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say)
+        prepared = prepare(recipe, data, team, quarantine, device=device, on_progress=on_progress)
+        _run(
+            prepared,
+            team,
+            quarantine,
+            identity=identity,
+            saved=saved,
+            say=tell,
+            on_progress=on_progress,
+        )
+    return recipe.output
+
+
+def _run(
+    prepared: Prepared,
+    team: Accelerator,
+    quarantine: Quarantine,
+    *,
+    identity: dict[str, Any],
+    saved: Saved | None,
+    say: Say,
+    on_progress: Progress,
+) -> None:
+    recipe, steps = prepared.recipe, prepared.steps
+    started = time.monotonic()
+    last = saved.step if saved else 0
+    optimiser = Optimiser(prepared.trained, recipe, steps)
+    if saved is not None:
+        _restore(optimiser, saved)
+        say(f"going on behind step {last} of {steps}")
+    past = [row for row in read_log(recipe.output / LOG_NAME) if row["step"] <= last]
+    team.wait_for_everyone()
+    with ExitStack() as stack:
+        builder = stack.enter_context(
+            ExampleBuilder(
+                prepared.planner,
+                recipe.sampling,
+                max_tokens=recipe.max_tokens,
+                read_seconds=recipe.read_seconds,
+            )
+        )
+        watch_ahead(prepared, builder, team, quarantine, on_progress)
+        log = None
+        if team.is_main_process:
+            log = RunLog(recipe.output, last, tensorboard=recipe.tensorboard)
+            stack.callback(log.close)
+        grouped = prepared.length_of if recipe.length_grouped else None
+        order = SlotOrder(recipe.batch_size, steps, recipe.seed, grouped)
+        feed = stack.enter_context(
+            Feed(
+                prepared.mixture,
+                builder,
+                _slots(order, team, last),
+                quarantine,
+                readers=recipe.readers,
+                ahead=_BATCHES_AHEAD * -(-recipe.batch_size // team.num_processes),
+                length_of=prepared.length_of,
+                say=say,
+            )
+        )
+        interrupts = stack.enter_context(Interrupts(say, has_launcher=team.num_processes > 1))
+        loop = Loop(
+            prepared,
+            team,
+            feed,
+            order,
+            optimiser,
+            log=log,
+            interrupts=interrupts,
+            identity=identity,
+            say=say,
+            last=last,
+            losses=[(row["step"], row["loss"]) for row in past if "loss" in row],
+        )
+        measured: list[Score] = []
+
+        def look(step: int) -> None:
+            with loop.autocast():
+                measured.append(_validate(prepared, builder, team, on_progress))
+            if log is not None and measured[-1].answered:
+                log.add_validation(step, _spell_score(measured[-1]))
+                say(f"step {step}: {_describe_score(measured[-1])}")
+
+        loop.run(look)
+        if team.is_main_process:
+            _finish(prepared, identity, measured[-1], time.monotonic() - started, say)
+    team.wait_for_everyone()
+
+
+def _slots(order: SlotOrder, team: Accelerator, first: int) -> Iterator[int]:
+    """The slots of this process in all steps that are left."""
+    for step in range(first, order.steps):
+        yield from order.slots(step, team.process_index, team.num_processes)
+
+
+def _restore(optimiser: Optimiser, saved: Saved) -> None:
+    found = saved.tensors("trained")
+    with torch.no_grad():
+        for name, parameter in optimiser.parameters.items():
+            parameter.copy_(found[name])
+    optimiser.restore(saved.tensors("optimizer"), saved.facts)
+
+
+def _validate(
+    prepared: Prepared, builder: ExampleBuilder, team: Accelerator, on_progress: Progress
+) -> Score:
+    """The score of the held-out samples, which the processes share."""
+    mine = prepared.held_out[team.process_index :: team.num_processes]
+    score = validate(
+        prepared.trainee, builder, mine, lambda done, total: on_progress("validate", done, total)
+    )
+    if team.num_processes == 1:
+        return score
+    from accelerate.utils import gather_object
+
+    return sum((Score(*numbers) for numbers in gather_object([astuple(score)])), Score())
+
+
+def _finish(
+    prepared: Prepared, identity: dict[str, Any], score: Score, seconds: float, say: Say
+) -> None:
+    """Save the result, draw the loss, and say what can be done now."""
+    recipe, output = prepared.recipe, prepared.recipe.output
+    losses = [row["loss"] for row in read_log(output / LOG_NAME) if "loss" in row]
+    facts = {
+        "steps": prepared.steps,
+        "loss": losses[-1] if losses else None,
+        "validation": _spell_score(score),
+        "packages": describe_packages(),
+        "run": identity,
+    }
+    save_result(prepared.base.network, prepared.trained, recipe, output, facts)
+    draw_loss(output / LOG_NAME, output / CURVE_NAME)
+    _write_json(output / RUN_NAME, facts)
+    told = f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last" if losses else ""
+    place = shlex.quote(str(_shorten(output)))
+    model = shlex.quote(recipe.model)
+    say(f"done: {prepared.steps} steps, {spell_seconds(seconds)} in this run; {told}")
+    if score.answered:
+        say(_describe_score(score))
+    say(f"the result is in {place}, the loss as a picture in {place}/{CURVE_NAME}")
+    say(f'ask it:    apollo ask VIDEO "QUESTION" --model {model} --adapter {place}')
+    say(f"merge it:  apollo finetune merge {place} -o FOLDER")
+
+
+def _check_same(output: Path, identity: dict[str, Any], saved: Saved | None) -> bool:
+    """Whether the run is done; refuses to go on with a run of another recipe or other data.
+
+    Raises:
+        DataError: names all that has changed.
+    """
+    done = _read_done(output)
+    known = saved.facts.get("identity") if saved else done
+    if known is None:
+        return False
+    changes = list_changes(known, identity)
+    if changes:
+        raise DataError(
+            f"{output} holds a run that was made otherwise",
+            "a run is gone on with as it was begun",
+            "change it back, choose another output, or start anew with --fresh",
+            faults=changes,
+        )
+    return done is not None and not list_changes(done, identity) and (output / MANIFEST).is_file()
+
+
+def _read_done(output: Path) -> dict[str, Any] | None:
+    """What the finished run in a folder is known by; None without one."""
+    if not (output / RUN_NAME).is_file():
+        return None
+    found = read_json(output / RUN_NAME).get("run")
+    return found if isinstance(found, dict) else None
+
+
+def _forget(output: Path) -> None:
+    """Delete what a run is gone on from. Its result stays until the new one is there."""
+    remove_checkpoints(output / CHECKPOINTS_NAME)
+    for name in (RUN_NAME, QUARANTINE_NAME, LOG_NAME):
+        (output / name).unlink(missing_ok=True)
+
+
+def _write_json(path: Path, values: dict[str, Any]) -> None:
+    fresh = path.with_name(path.name + ".new")
+    try:
+        fresh.write_text(json.dumps(values, indent=1))
+        fresh.replace(path)
+    except OSError as error:
+        raise DataError(
+            f"{path} cannot be written ({error.strerror or error})",
+            next_step="make room, then run the same command again",
+        ) from error
+
+
+def _spell_score(score: Score) -> dict[str, float]:
+    values = {"loss": score.loss, "accuracy": score.accuracy, **asdict(score)}
+    kept = ("loss", "accuracy", "answered", "judged", "broken")
+    return {key: values[key] for key in kept if values[key] is not None}
+
+
+def _describe_score(score: Score) -> str:
+    told = f"held out: {score.answered} samples, loss {score.loss:.3f}"
+    if score.accuracy is not None:
+        told += f", {score.right} of {score.judged} answers right ({score.accuracy:.0%})"
+    return told + (f", {score.broken} not readable" if score.broken else "")
+
+
+def _shorten(path: Path) -> Path:
+    """A path as the user would type it here."""
+    here = Path.cwd()
+    return path.relative_to(here) if path.is_relative_to(here) else path
+
+
+def _say_nothing(_: str) -> None:
+    """The other processes of a run leave the talking to the first."""

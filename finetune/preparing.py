@@ -1,0 +1,267 @@
+"""Before the first step: data read and measured, the model loaded, and what the run is known by."""
+
+from __future__ import annotations
+
+import hashlib
+import logging
+from collections import Counter
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, fields
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+from filelock import FileLock, Timeout
+
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepare_network
+from apollo_cli.finetune.dataset import Dataset
+from apollo_cli.finetune.examples import ExampleBuilder
+from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.features import FeatureStore
+from apollo_cli.finetune.mixture import Mixture
+from apollo_cli.finetune.quarantine import Quarantine
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.survey import FACTS_NAME, Ruler, measure_samples, probe_files
+from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.hardware import choose_device, import_fault, package_version
+from apollo_cli.planning import Planner, load_planner
+from apollo_cli.watching import Progress
+from apollo_cli.weights.adapter import base_identity, resolve_chain
+from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.locate import locate_model
+from apollo_cli.weights.manifests import hash_file
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+FEATURES_NAME, LOCK_NAME = "features", ".lock"
+# Keys of a recipe that may change while a run is gone on with: they change nothing that is
+# learned, or no more than the order of a sum.
+_FREE_KEYS = frozenset(
+    [
+        *("path", "model", "adapters", "output", "data", "validation", "device"),
+        *("micro_batch_size", "gradient_checkpointing", "cache_features", "readers"),
+        *("read_seconds", "save_every", "keep_checkpoints", "validate_every", "tensorboard"),
+    ]
+)
+_PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "safetensors", "av")
+
+
+@dataclass(frozen=True)
+class Prepared:
+    """All that a loop needs.
+
+    Attributes:
+        recipe: of the run. base: the loaded model. trained: what of it is trained.
+        trainee: computes the loss. planner: of the model.
+        mixture: of the samples to train on. samples: all of these.
+        held_out: those to measure with.
+        lengths: tokens of each sample, by its identity.
+        steps: of the whole run.
+    """
+
+    recipe: Recipe
+    base: Base
+    trained: Trained
+    trainee: Trainee
+    planner: Planner
+    mixture: Mixture
+    samples: tuple[Sample, ...]
+    held_out: tuple[Sample, ...]
+    lengths: dict[int, int]
+    steps: int
+
+    def length_of(self, slot: int) -> int:
+        """Tokens of the sample of a slot; 0 for one that cannot be read."""
+        return self.lengths.get(id(self.mixture.sample_at(slot)), 0)
+
+
+def start_team(recipe: Recipe) -> tuple[Accelerator, str]:
+    """This process among those of the run, and the device that it trains on.
+
+    Raises:
+        DataError: a package is missing. DeviceError: the device is not there.
+    """
+    # It complains on import of kernels that are a choice.
+    logging.getLogger("bitsandbytes").setLevel(logging.ERROR)
+    for package in ("accelerate", "matplotlib"):
+        fault = import_fault(package, package)
+        if fault is not None:
+            raise DataError(f"training: {fault}", "", EXTRA)
+    from accelerate import Accelerator
+
+    device = choose_device(recipe.device, recipe.dtype).device
+    team = Accelerator(cpu=device == "cpu")
+    if team.num_processes > 1 and device != "cpu":
+        device = f"cuda:{team.local_process_index}"
+    return team, device
+
+
+@contextmanager
+def claim(output: Path, team: Accelerator) -> Iterator[None]:
+    """Make the output folder, and hold it against other runs.
+
+    Raises:
+        DataError: another run writes to it, or it cannot be written.
+    """
+    lock = FileLock(output / LOCK_NAME)
+    if team.is_main_process:
+        try:
+            output.mkdir(parents=True, exist_ok=True)
+            lock.acquire(blocking=False)
+        except Timeout:
+            raise DataError(
+                f"another run is writing to {output}", next_step="wait for it, or stop it"
+            ) from None
+        except OSError as error:
+            raise DataError(
+                f"{output} cannot be written ({error.strerror or error})",
+                next_step="choose another output in the recipe",
+            ) from error
+    try:
+        team.wait_for_everyone()
+        yield
+    finally:
+        lock.release()
+
+
+def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
+    """What must stay the same while a run is gone on with, as words and JSON values."""
+    values = {
+        item.name: getattr(recipe, item.name)
+        for item in fields(Recipe)
+        if item.name not in _FREE_KEYS
+    }
+    weights = base_identity(read_checkpoint(locate_model(recipe.model).folder))
+    identity: dict[str, Any] = {**values, "the base model": _join(sorted(weights.items()))}
+    for number, adapter in enumerate(resolve_chain(recipe.adapters), start=1):
+        identity[f"adapter {number}"] = adapter.digest
+    for source in recipe.data:
+        identity[f"data {source.path.name}"] = hash_file(source.path).sha256
+        identity[f"the share of {source.path.name}"] = source.share
+    # A media file that is gone takes its samples with it, without a change of the data file.
+    names = [(s.name, [v.path.name for v in s.visuals]) for s in data.samples]
+    return identity | {"the list of samples that can be used": _join(names)}
+
+
+def describe_packages() -> dict[str, str]:
+    """Versions of the packages that matter for a result."""
+    found = {name: package_version(name) for name in _PACKAGES}
+    return {name: version for name, version in found.items() if version is not None}
+
+
+def prepare(
+    recipe: Recipe,
+    data: Dataset,
+    team: Accelerator,
+    quarantine: Quarantine,
+    *,
+    device: str,
+    on_progress: Progress,
+) -> Prepared:
+    """Measure the samples, load the model, and open what is trained.
+
+    Samples whose files cannot be read go to the quarantine. They keep their slots in the mixture,
+    so that its order depends on the data files alone.
+
+    Raises:
+        DataError: most samples cannot be read.
+        WeightsError, DeviceError: as ``adapters.load_base``.
+    """
+    with team.main_process_first():
+        planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
+        samples = [*data.samples, *data.held_out]
+        files = probe_files(
+            samples,
+            cache=recipe.output / FACTS_NAME,
+            readers=recipe.readers,
+            on_progress=on_progress,
+        )
+        ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
+        lengths, faults = measure_samples(samples, files, ruler, on_progress)
+        quarantine.load()
+        broken = {fault.where: fault for fault in faults if fault.cost == "sample"}
+        for sample, length in zip(data.samples, lengths, strict=False):
+            if length is None:
+                quarantine.exclude(sample, broken[sample.name].message)
+    _check_enough(recipe, data, quarantine)
+    held = lengths[len(data.samples) :]
+    base = load_base(recipe, device=device, on_progress=on_progress)
+    trained = prepare_network(base.network, recipe)
+    return Prepared(
+        recipe=recipe,
+        base=base,
+        trained=trained,
+        trainee=Trainee(base.network, recipe.gradient_checkpointing),
+        planner=planner,
+        mixture=data.build_mixture(recipe.seed),
+        samples=tuple(data.samples),
+        held_out=tuple(s for s, n in zip(data.held_out, held, strict=True) if n is not None),
+        lengths={id(s): n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None},
+        steps=recipe.total_steps(len(data.samples)),
+    )
+
+
+def watch_ahead(
+    prepared: Prepared,
+    builder: ExampleBuilder,
+    team: Accelerator,
+    quarantine: Quarantine,
+    on_progress: Progress,
+) -> None:
+    """Where encoders and connector are frozen, watch every video once, and read its tokens later.
+
+    Args:
+        builder: is told where the tokens are.
+    """
+    recipe = prepared.recipe
+    if set(recipe.train) != {"llm"} or not recipe.cache_features:
+        return
+    base = prepared.base
+    store = FeatureStore(
+        recipe.output / FEATURES_NAME,
+        builder,
+        base.network,
+        model_name=base.located.name,
+        fingerprint=base.fingerprint,
+    )
+    broken = store.fill(
+        [s for s in (*prepared.samples, *prepared.held_out) if s.name not in quarantine],
+        process=team.process_index,
+        processes=team.num_processes,
+        on_progress=on_progress,
+    )
+    for sample, error in broken:
+        quarantine.exclude(sample, error.message)
+    team.wait_for_everyone()
+    store.load()
+    quarantine.load()
+    builder.remembered = store.find
+
+
+def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
+    """Tell how many samples are left out, with a line for each kind of fault."""
+    costly = [fault for fault in faults if fault.cost == "sample"]
+    if costly:
+        say(f"{len(costly)} samples are left out; apollo finetune check names each")
+    counts = Counter(fault.kind for fault in costly)
+    for kind, count in counts.most_common():
+        first = next(fault for fault in costly if fault.kind == kind)
+        say(f"  {count} x {kind.replace('_', ' ')}, such as {first.message}")
+
+
+def _check_enough(recipe: Recipe, data: Dataset, quarantine: Quarantine) -> None:
+    samples = data.samples
+    broken = sum(sample.name in quarantine for sample in samples)
+    if broken > len(samples) / 2:
+        raise DataError(
+            f"{broken} of {len(samples)} samples cannot be read",
+            "at least half of the data is needed",
+            f"apollo finetune check {recipe.path} names all faults",
+        )
+
+
+def _join(values: Any) -> str:
+    return hashlib.sha256(repr(values).encode("utf-8", "backslashreplace")).hexdigest()

@@ -1,0 +1,267 @@
+"""The steps of training: any number of processes, micro batch or stop gives the same result.
+
+The loss of a step is the sum over the trained tokens of its global batch, divided by their number;
+gradients are summed over processes. Random numbers are seeded for each step and process, so that
+no state of a generator has to be kept.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import math
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from apollo_cli.errors import ApolloError, DataError, FitError
+from apollo_cli.finetune.checkpoints import save_checkpoint
+from apollo_cli.finetune.feed import Feed, SlotOrder
+from apollo_cli.finetune.optimiser import Optimiser
+from apollo_cli.finetune.preparing import Prepared
+from apollo_cli.finetune.records import Progress, RunLog, StepRecord
+from apollo_cli.finetune.stopping import Interrupts, LossWatch
+
+if TYPE_CHECKING:
+    from accelerate import Accelerator
+
+
+@dataclass(frozen=True)
+class _Seen:
+    """A micro batch that went through: names of its samples, loss sum, and tokens."""
+
+    names: list[str]
+    loss: torch.Tensor
+    trained_tokens: int
+    tokens: int
+
+
+class Loop:
+    """Takes the steps of a run.
+
+    Args:
+        prepared: the run. team: its processes. feed: the samples of this one, in order.
+        order: tells how many of them a step takes. optimiser: of the trained parameters.
+        log: of the run, None in all processes but the first.
+        interrupts: whether the user wants to stop.
+        identity: what the run is known by, kept in its checkpoints.
+        last: step of the checkpoint that is gone on from; 0 without one.
+        losses: steps and losses up to it.
+    """
+
+    def __init__(
+        self,
+        prepared: Prepared,
+        team: Accelerator,
+        feed: Feed,
+        order: SlotOrder,
+        optimiser: Optimiser,
+        *,
+        log: RunLog | None,
+        interrupts: Interrupts,
+        identity: dict[str, Any],
+        say: Callable[[str], None],
+        last: int = 0,
+        losses: Iterable[tuple[int, float]] = (),
+    ) -> None:
+        self._prepared = prepared
+        self._recipe = prepared.recipe
+        self._team = team
+        self._feed = feed
+        self._order = order
+        self._optimiser = optimiser
+        self._log = log
+        self._interrupts = interrupts
+        self._identity = identity
+        self._say = say
+        self._saved = last
+        self._progress = Progress(prepared.steps)
+        self._watch = LossWatch(optimiser.warmup_steps)
+        self._watch.replay(losses)
+        self._stopping = False
+        hardware = prepared.base.hardware
+        self._device = torch.device(hardware.device)
+        self._dtype = getattr(torch, hardware.dtype)
+
+    def run(self, validate: Callable[[int], None]) -> None:
+        """Take all steps that are left.
+
+        Args:
+            validate: called with the steps done, when the recipe wants it and at the end.
+
+        Raises:
+            KeyboardInterrupt: the user stopped it; a checkpoint was saved.
+            DataError: the loss left all bounds, the data is mostly broken, or the disk is full.
+            FitError: a step does not fit the memory of the device.
+        """
+        steps, recipe = self._prepared.steps, self._recipe
+        for step in range(self._saved, steps):
+            record = self._step(step)
+            if self._log is not None:
+                self._log.add(record)
+                self._say(self._progress.line(record))
+            done = step + 1
+            if self._stopping and done < steps:
+                self._save(done)
+                self._say(f"saved at step {done}; run the same command again to go on from there")
+                raise KeyboardInterrupt
+            if done < steps and done % recipe.validate_every == 0:
+                validate(done)
+            if done == steps or done % recipe.save_every == 0:
+                self._save(done)
+        validate(steps)
+
+    def autocast(self) -> torch.autocast:
+        """The arithmetic of the run: 16 bits where the base model is in them."""
+        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32)
+
+    def _step(self, step: int) -> StepRecord:
+        started = time.perf_counter()
+        torch.manual_seed(_seed(self._recipe.seed, step, self._team.process_index))
+        self._optimiser.clear()
+        rates = self._optimiser.rates
+        seen, failure = self._accumulate(step)
+        totals = self._add_up(seen, failure)
+        loss, tokens, trained_tokens = totals[0] / totals[2], int(totals[1]), int(totals[2])
+        norm = self._gradient_norm(trained_tokens)
+        self._check_finite(step, seen, loss, norm)
+        if self._watch.explodes(step + 1, loss):
+            raise self._lost(step, f"the loss has exploded to {loss:.3g}", self._names(seen))
+        self._optimiser.step()
+        return StepRecord(
+            step=step + 1,
+            loss=loss,
+            rates=rates,
+            gradient_norm=norm,
+            tokens=tokens,
+            trained_tokens=trained_tokens,
+            seconds=time.perf_counter() - started,
+            memory_bytes=_peak_bytes(self._device),
+            samples=[name for piece in seen for name in piece.names],
+        )
+
+    def _accumulate(self, step: int) -> tuple[list[_Seen], ApolloError | None]:
+        """Gradients of this process's samples, summed; and why it could not go on, if so."""
+        team = self._team
+        left = len(self._order.slots(step, team.process_index, team.num_processes))
+        seen: list[_Seen] = []
+        try:
+            while left:
+                size = min(left, self._recipe.micro_batch_size)
+                examples = [self._feed.take() for _ in range(size)]
+                with self.autocast():
+                    loss, tokens = self._prepared.trainee(examples)
+                loss.backward()
+                names = [example.name for example in examples]
+                length = sum(len(example.ids) for example in examples)
+                seen.append(_Seen(names, loss.detach(), tokens, length))
+                left -= size
+        except torch.OutOfMemoryError:
+            return seen, FitError(
+                f"step {step + 1} does not fit the memory of {self._device}",
+                next_step="lower micro_batch_size, max_tokens or max_clips in the recipe, or set "
+                "gradient_checkpointing = true; then run the same command again",
+            )
+        except ApolloError as error:
+            # The other processes wait for this one: they are told before it ends.
+            return seen, error
+        return seen, None
+
+    def _add_up(self, seen: list[_Seen], failure: ApolloError | None) -> list[float]:
+        """Loss sum, tokens and trained tokens of all processes."""
+        loss = sum((piece.loss for piece in seen), torch.zeros((), device=self._device))
+        counts = [
+            sum(piece.tokens for piece in seen),
+            sum(piece.trained_tokens for piece in seen),
+            failure is not None,
+            self._interrupts.asked,
+        ]
+        told = torch.tensor(counts, dtype=torch.float32, device=self._device)
+        totals = self._sum(torch.cat([loss.reshape(1), told])).tolist()
+        if failure is not None:
+            raise failure
+        if totals[3]:
+            raise DataError(
+                "another process of this run cannot go on", next_step="its own message says why"
+            )
+        self._stopping = totals[4] > 0
+        return totals
+
+    def _gradient_norm(self, trained_tokens: int) -> float:
+        """Sum gradients over processes, divide by the tokens, and clip; their norm before that."""
+        parameters = list(self._optimiser.parameters.values())
+        for parameter in parameters:
+            assert parameter.grad is not None
+            parameter.grad = self._sum(parameter.grad).div_(trained_tokens)
+        return float(torch.nn.utils.clip_grad_norm_(parameters, self._recipe.clip_norm))
+
+    def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
+        if self._team.num_processes == 1:
+            return tensor
+        return self._team.reduce(tensor, "sum")  # pyright: ignore[reportReturnType]
+
+    def _check_finite(self, step: int, seen: list[_Seen], loss: float, norm: float) -> None:
+        """Refuse a step with a loss or gradient that is no number, and name whose it is."""
+        if math.isfinite(loss) and math.isfinite(norm):
+            return
+        guilty = [piece for piece in seen if not piece.loss.isfinite()]
+        what = (
+            f"the loss is {loss}"
+            if guilty or not math.isfinite(loss)
+            else f"the gradient is {norm}"
+        )
+        raise self._lost(step, what, self._names(guilty) or self._names(seen))
+
+    def _names(self, seen: list[_Seen]) -> list[str]:
+        """Names of samples in all processes."""
+        names = [name for piece in seen for name in piece.names]
+        if self._team.num_processes == 1:
+            return names
+        from accelerate.utils import gather_object
+
+        return gather_object(names)
+
+    def _lost(self, step: int, what: str, names: list[str]) -> DataError:
+        last = f"the last checkpoint is of step {self._saved}" if self._saved else "nothing saved"
+        return DataError(
+            f"step {step + 1}: {what}; its samples are {', '.join(names)}",
+            last,
+            "look at these samples, or start again with --fresh and a lower learning_rate",
+        )
+
+    def _save(self, done: int) -> None:
+        """Write a checkpoint, from the first process."""
+        if self._team.is_main_process and done != self._saved:
+            tensors, facts = self._optimiser.state()
+            save_checkpoint(
+                self._recipe.output / "checkpoints",
+                done,
+                {"trained": self._optimiser.parameters, "optimizer": tensors},
+                {"identity": self._identity, **facts},
+                self._recipe.keep_checkpoints,
+            )
+        self._saved = done
+        self._team.wait_for_everyone()
+
+
+def _seed(seed: int, step: int, process: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{step}/{process}".encode()).digest()
+    return int.from_bytes(digest[:7])
+
+
+def _peak_bytes(device: torch.device) -> int | None:
+    """Most memory that was taken so far: of the device, or of the process on a CPU."""
+    if device.type == "cuda":
+        return torch.cuda.max_memory_allocated(device)
+    if device.type == "mps":
+        return torch.mps.driver_allocated_memory()
+    try:
+        import resource
+    except ImportError:
+        return None
+    # Kilobytes on Linux, bytes on a Mac.
+    unit = 1 if sys.platform == "darwin" else 1024
+    return resource.getrusage(resource.RUSAGE_SELF).ru_maxrss * unit

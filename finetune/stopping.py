@@ -1,0 +1,85 @@
+"""When a run ends early: a signal from the user, or a loss that has left all bounds."""
+
+from __future__ import annotations
+
+import signal
+import statistics
+import threading
+import time
+from collections import deque
+from collections.abc import Callable, Iterable
+from types import FrameType
+from typing import Any, Self
+
+_SIGNALS = (signal.SIGINT, signal.SIGTERM)
+# A launcher passes on to its processes what a terminal has already sent to all of them.
+_ECHO_SECONDS = 1.0
+
+
+class Interrupts:
+    """Takes the first Ctrl-C or SIGTERM as a wish to stop after the step, in a ``with``.
+
+    A second one raises ``KeyboardInterrupt``. Outside the main thread nothing is changed.
+
+    Args:
+        say: tells the user. has_launcher: whether a launcher may repeat the signal.
+    """
+
+    def __init__(self, say: Callable[[str], None], *, has_launcher: bool = False) -> None:
+        self.asked = False
+        self._say = say
+        self._echo_seconds = _ECHO_SECONDS if has_launcher else 0.0
+        self._first = 0.0
+        self._before: dict[signal.Signals, Any] = {}
+
+    def __enter__(self) -> Self:
+        if threading.current_thread() is threading.main_thread():
+            self._before = {s: signal.signal(s, self._take) for s in _SIGNALS}
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self._before.items():
+            signal.signal(number, handler)
+
+    def _take(self, number: int, frame: FrameType | None) -> None:
+        now = time.monotonic()
+        if not self.asked:
+            self.asked, self._first = True, now
+            self._say("stopping after this step; once more ends at once, without saving")
+        elif now - self._first >= self._echo_seconds:
+            raise KeyboardInterrupt
+
+
+class LossWatch:
+    """Tells a loss that explodes: far above its running median, several steps in a row.
+
+    Args:
+        start: step from which on it looks; the warm-up lies before. factor: times the median.
+        patience: steps in a row. window: losses of which the median is taken.
+    """
+
+    def __init__(
+        self, start: int, *, factor: float = 5.0, patience: int = 5, window: int = 50
+    ) -> None:
+        self._start = start
+        self._factor = factor
+        self._patience = patience
+        self._losses: deque[float] = deque(maxlen=window)
+        self._high = 0
+
+    def replay(self, losses: Iterable[tuple[int, float]]) -> None:
+        """Take in the steps of an earlier run that is gone on with."""
+        for step, loss in losses:
+            self.explodes(step, loss)
+
+    def explodes(self, step: int, loss: float) -> bool:
+        """Whether the loss of this step is one too many.
+
+        A small loss may jump to many times itself: one more than the median is always allowed.
+        """
+        median = statistics.median(self._losses) if self._losses else loss
+        is_high = step > self._start and loss > max(self._factor * median, median + 1)
+        self._high = self._high + 1 if is_high else 0
+        if not is_high:
+            self._losses.append(loss)
+        return self._high >= self._patience
