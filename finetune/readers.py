@@ -57,11 +57,13 @@ def load_samples(source: DataSource, label: str = "") -> tuple[list[Sample], lis
         for field in item.fields.keys() - KNOWN_FIELDS:
             where, count = unused.get(field, (item.where, 0))
             unused[field] = where, count + 1
+        notes: list[Fault] = []
         try:
-            sample = build_sample(item, media, faults)
+            sample = build_sample(item, media, notes)
         except Refused as refused:
             faults.append(refused.fault)
             continue
+        faults += notes
         samples.append(sample)
         first = seen.setdefault(_digest(sample), sample.name)
         if first is not sample.name:
