@@ -9,6 +9,7 @@ import json
 import math
 from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -181,7 +182,8 @@ class FactsCache:
             partial.write_text(json.dumps({"version": __version__, "files": self._rows}), "utf-8")
             partial.replace(self.path)
         except OSError:
-            partial.unlink(missing_ok=True)
+            with suppress(OSError):
+                partial.unlink()
 
 
 def _stamp(path: Path) -> list[int]:

@@ -1,0 +1,145 @@
+"""Files are looked at once, and lengths are those of the examples that a run would build."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shutil import copy
+
+import pytest
+
+from apollo_cli.config import SamplingOptions
+from apollo_cli.finetune.examples import ExampleBuilder
+from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.finetune.survey import FileFacts, Length, Ruler, measure_samples, probe_files
+from apollo_cli.model.prompt import Turn
+from apollo_cli.planning import Planner, load_planner
+from apollo_cli.weights.checkpoint import read_checkpoint
+from tests.cases import FOLDER
+
+NANO = Path(__file__).parents[2] / "weights" / "nano"
+CLIP, PHOTO, LONG = FOLDER / "cfr30.mp4", FOLDER / "photo.jpg", FOLDER / "one_key_60s.mp4"
+UNEVEN, BROKEN = FOLDER / "vfr_screen.mp4", FOLDER / "moov_missing.mp4"
+
+
+@pytest.fixture(scope="module")
+def planner() -> Planner:
+    return load_planner(read_checkpoint(NANO))
+
+
+def sample(*visuals: Visual, answer: str = "a grid.") -> Sample:
+    return Sample("d.jsonl:1", (Turn("what is shown?", answer), Turn("why?", "so")), visuals)
+
+
+def video(path: Path = CLIP, start: float = 0.0, end: float | None = None) -> Visual:
+    return Visual(path.resolve(), "video", start, end)
+
+
+def survey(
+    planner: Planner, *samples: Sample, max_tokens: int | None = None
+) -> tuple[list[Length | None], list[Fault]]:
+    ruler = Ruler(planner, SamplingOptions(), max_tokens)
+    lengths, faults = measure_samples(samples, probe_files(samples), ruler)
+    return lengths, [fault for fault in faults if fault.kind != "odd_file"]
+
+
+def test_lengths_are_those_of_the_examples(planner: Planner) -> None:
+    samples = [
+        sample(),
+        sample(video()),
+        sample(video(start=1.0, end=3.0)),
+        sample(Visual(PHOTO.resolve(), "image"), video(UNEVEN)),
+        sample(video(LONG)),
+    ]
+    lengths, faults = survey(planner, *samples, max_tokens=500)
+    assert [fault.kind for fault in faults] == ["thinned"]
+    assert "clips" in faults[0].received
+    with ExampleBuilder(planner, SamplingOptions(), max_tokens=500) as builder:
+        for one, length in zip(samples, lengths, strict=True):
+            example = builder.build(one)
+            assert length is not None
+            assert (length.tokens, length.trained) == (len(example.ids), example.trained_tokens)
+            assert (length.coverage < 1) == (one is samples[-1])
+
+
+@pytest.mark.parametrize(
+    ("visual", "kind"),
+    [
+        (video(BROKEN), "broken_video"),
+        (Visual(BROKEN.resolve(), "image"), "broken_image"),
+        (Visual(CLIP.resolve(), "image"), "wrong_kind"),
+        (video(PHOTO), "wrong_kind"),
+        (video(start=4.5), "outside_video"),
+    ],
+)
+def test_a_bad_file_costs_its_sample(planner: Planner, visual: Visual, kind: str) -> None:
+    lengths, faults = survey(planner, sample(visual), sample())
+    assert lengths[0] is None
+    assert lengths[1] is not None
+    assert [(fault.kind, fault.where) for fault in faults] == [(kind, "d.jsonl:1")]
+
+
+def test_an_end_behind_the_video_is_a_note(planner: Planner) -> None:
+    lengths, faults = survey(planner, sample(video(end=60.0)), sample(video(end=4.2)))
+    assert [fault.kind for fault in faults] == ["end_after_video"]
+    assert lengths[0] == lengths[1]
+
+
+@pytest.mark.parametrize("visuals", [(), (video(),)])
+def test_text_that_does_not_fit_is_too_long(planner: Planner, visuals: tuple[Visual, ...]) -> None:
+    words = "word " * 2000
+    lengths, faults = survey(planner, sample(*visuals, answer=words))
+    assert lengths == [None]
+    assert (faults[0].kind, faults[0].cost) == ("too_long", "sample")
+    assert "1024" in faults[0].message
+
+
+def test_a_pipe_is_told_at_once(planner: Planner, tmp_path: Path) -> None:
+    os.mkfifo(tmp_path / "pipe.mp4")
+    _, faults = survey(planner, sample(video(tmp_path / "pipe.mp4")))
+    assert faults[0].kind == "broken_video"
+    assert "named pipe" in faults[0].received
+
+
+def test_a_second_look_opens_only_what_changed(tmp_path: Path) -> None:
+    clip, photo, broken = (Path(copy(path, tmp_path)) for path in (CLIP, PHOTO, BROKEN))
+    samples = [sample(video(clip)), sample(video(clip), Visual(photo, "image"), video(broken))]
+    cache = tmp_path / "out" / "files.json"
+    steps: list[tuple[str, int, int]] = []
+    first = probe_files(samples, cache=cache, on_progress=lambda *step: steps.append(step))
+    assert steps == [("check", 1, 3), ("check", 2, 3), ("check", 3, 3)]
+    again: list[tuple[str, int, int]] = []
+    assert probe_files(samples, cache=cache, on_progress=lambda *s: again.append(s)) == first
+    # A broken file may be repaired without a trace, or have failed by chance.
+    assert again == [("check", 3, 3)]
+    copy(UNEVEN, clip)
+    changed = probe_files(samples, cache=cache)
+    assert changed[clip] != first[clip]
+    assert changed[photo] == first[photo]
+
+
+@pytest.mark.parametrize("content", ["", "{", "[]", '{"version": "0"}', "\x00", "[" * 100_000])
+def test_a_damaged_cache_counts_as_empty(tmp_path: Path, content: str) -> None:
+    cache = tmp_path / "files.json"
+    cache.write_text(content)
+    files = probe_files([sample(video())], cache=cache)
+    assert isinstance(files[CLIP.resolve()], FileFacts)
+    assert json.loads(cache.read_text())["files"]
+
+
+def test_rows_of_a_cache_that_make_no_sense_are_left_out(tmp_path: Path) -> None:
+    cache = tmp_path / "files.json"
+    first = probe_files([sample(video())], cache=cache)
+    kept = json.loads(cache.read_text())
+    row = kept["files"][str(CLIP.resolve())]
+    for bad in ([], [*row[:2], {}], [*row[:2], {**row[2], "frames": 0}], 7, [*row[:2], None]):
+        kept["files"][str(CLIP.resolve())] = bad
+        cache.write_text(json.dumps(kept))
+        assert probe_files([sample(video())], cache=cache) == first
+
+
+def test_a_cache_that_cannot_be_written_is_no_obstacle(tmp_path: Path) -> None:
+    (tmp_path / "file").touch()
+    assert probe_files([sample(video())], cache=tmp_path / "file" / "files.json")
