@@ -9,7 +9,8 @@ from typing import Any
 import gradio as gr
 
 from apollo_cli.ui import show
-from apollo_cli.ui.handlers import Handlers, Settings, State
+from apollo_cli.ui.handlers import Handlers, State
+from apollo_cli.ui.settings import Settings
 
 _VIEWS: dict[str, Callable[[State], str]] = {
     "model": show.model_line,

@@ -5,16 +5,10 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from pathlib import Path
 
-from apollo_cli.config import (
-    GenerationOptions,
-    ReadingOptions,
-    SamplingOptions,
-    check_question,
-    parse_moment,
-)
+from apollo_cli.config import check_question
 from apollo_cli.conversation import read_talk
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.memory_record import SUFFIX
@@ -22,6 +16,7 @@ from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.files import AllowedFolders, Entry
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import MediaState, UiDefaults
+from apollo_cli.ui.settings import Settings, read_generation, read_sampling, read_subtitles
 from apollo_cli.ui.timeline import Mark, Strip, clip_edges
 from apollo_cli.ui.visit import Stage, TaskKind, Told, Visit
 
@@ -89,20 +84,6 @@ class Listing:
     entries: list[Entry]
     above: str
     note: str
-
-
-@dataclass(frozen=True)
-class Settings:
-    """What the visitor may set, as typed."""
-
-    start: str
-    end: str
-    mode: str
-    rate: float | None
-    clips: float | None
-    subtitles: bool
-    answer_tokens: float | None
-    temperature: float | None
 
 
 class Handlers:
@@ -189,7 +170,7 @@ class Handlers:
 
         def begin() -> None:
             sampling = read_sampling(visit.sampling, settings)
-            reading = replace(visit.reading, subtitles=_subtitles(visit.reading, settings))
+            reading = read_subtitles(visit.reading, settings)
             generation = read_generation(visit.generation, settings)
             if (sampling, reading) != (visit.sampling, visit.reading):
                 visit.forget_what_was_seen()
@@ -288,44 +269,6 @@ class Handlers:
         except ApolloError as error:
             visit.error = error.message
         yield from self.follow(visit)
-
-
-def read_sampling(before: SamplingOptions, settings: Settings) -> SamplingOptions:
-    """What is to be looked at.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-    uniform = settings.mode == "uniform"
-    return replace(
-        before,
-        mode="uniform" if uniform else "fps",
-        fps=None if uniform or not settings.rate else float(settings.rate),
-        frames=int(settings.rate) if uniform and settings.rate else None,
-        max_clips=int(settings.clips) if settings.clips else None,
-        start_seconds=parse_moment(settings.start.strip() or "0"),
-        end_seconds=parse_moment(settings.end.strip()) if settings.end.strip() else None,
-    )
-
-
-def read_generation(before: GenerationOptions, settings: Settings) -> GenerationOptions:
-    """How answers are written.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-    tokens, temperature = settings.answer_tokens, settings.temperature
-    return replace(
-        before,
-        max_new_tokens=before.max_new_tokens if tokens is None else int(tokens),
-        temperature=before.temperature if temperature is None else float(temperature),
-    )
-
-
-def _subtitles(reading: ReadingOptions, settings: Settings) -> str:
-    if not settings.subtitles:
-        return "none"
-    return "auto" if reading.subtitles == "none" else reading.subtitles
 
 
 def _strips(visit: Visit) -> tuple[Strip | None, ...]:

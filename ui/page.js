@@ -43,21 +43,22 @@
   function follow(video) {
     const file = video.closest(".file");
     const bar = file?.querySelector(".strip-bar");
-    if (!bar) return;
+    if (!bar || file !== shownFile()) return;
     const seconds = video.currentTime, end = Number(bar.getAttribute("aria-valuemax"));
-    const seen = isSeen(bar, seconds);
-    file.style.setProperty("--at", `${Math.min(100, 100 * seconds / end)}%`);
+    const isDone = file.querySelector(".strip").dataset.seen === "true";
+    const words = isDone ? ["not seen by the model", "seen by the model"] : ["will not be seen", "will be seen"];
+    const moment = `${clock(seconds)} · ${words[Number(isSeen(bar, seconds))]}`;
+    // The server redraws what is inside of the player; what is noted on the outside stays.
+    const style = document.querySelector("#player").style;
+    style.setProperty("--at", `${Math.min(100, 100 * seconds / end)}%`);
+    style.setProperty("--moment", `"${moment}"`);
     bar.setAttribute("aria-valuenow", seconds.toFixed(1));
-    bar.setAttribute("aria-valuetext", clock(seconds));
-    file.dataset.inside = seen;
-    const isDone = file.querySelector(".strip")?.dataset.seen === "true";
-    const word = isDone ? (seen ? "seen by the model" : "not seen") : (seen ? "will be seen" : "will not be seen");
-    const label = file.querySelector(".moment");
-    if (label) label.textContent = `${clock(seconds)} · ${word}`;
+    bar.setAttribute("aria-valuetext", moment);
   }
   for (const name of ["timeupdate", "seeked", "loadedmetadata"]) {
     document.addEventListener(name, (event) => follow(event.target), true);
   }
+  const refollow = () => { const video = media(); if (video) follow(video); };
 
   function type(selector, text) {
     const field = document.querySelector(`${selector} textarea, ${selector} input`);
@@ -77,7 +78,10 @@
     if (!button) return;
     if (button.matches("#shade")) shade(!document.body.classList.contains("dark"));
     else if (button.dataset.seek) seek(Number(button.dataset.seek), button.closest(".file"));
-    else if (button.dataset.show) document.querySelector("#player").dataset.shown = button.dataset.show;
+    else if (button.dataset.show) {
+      document.querySelector("#player").dataset.shown = button.dataset.show;
+      refollow();
+    }
     else if (button.dataset.ask) type("#question", button.dataset.ask);
     else {
       const box = button.getBoundingClientRect();
@@ -115,7 +119,7 @@
     document.addEventListener(name, (event) => {
       if (!carries(event)) return;
       event.preventDefault();
-      const field = document.querySelector("#upload-field input[type=file], input[type=file]");
+      const field = document.querySelector("#open-row input[type=file]");
       if (name !== "drop" || !field) return;
       field.files = event.dataTransfer.files;
       field.dispatchEvent(new Event("change", {bubbles: true}));
@@ -132,10 +136,12 @@
       .observe(box, {childList: true, subtree: true, characterData: true});
   }
   const arrival = new MutationObserver(() => {
-    const box = document.querySelector("#talk");
-    if (!box) return;
+    const box = document.querySelector("#talk"), player = document.querySelector("#player");
+    if (!box || !player) return;
     arrival.disconnect();
     keepAtEnd(box);
+    new MutationObserver(refollow)
+      .observe(player, {childList: true, subtree: true, attributeFilter: ["data-clips", "data-seen"]});
     const wanted = localStorage.getItem("apollo-shade");
     if (wanted) shade(wanted === "dark");
     box.setAttribute("role", "log");

@@ -6,6 +6,7 @@ from pathlib import Path
 from typing import Any
 
 import gradio as gr
+from gradio.themes import Base
 
 from apollo_cli.ui import show
 from apollo_cli.ui.desk import Desk
@@ -30,7 +31,7 @@ def page_looks() -> dict[str, Any]:
     """What ``mount_gradio_app`` or ``launch`` needs besides the page: theme, style and script."""
     script = (_HERE / "page.js").read_text("utf-8")
     return {
-        "theme": gr.themes.Base(font=_FONTS, font_mono=_MONO, primary_hue="teal"),
+        "theme": Base(font=_FONTS, font_mono=_MONO, primary_hue="teal"),
         "css": (_HERE / "style.css").read_text("utf-8"),
         "head": f"<script>{script}</script>",
     }
@@ -62,8 +63,8 @@ def _lay_out(defaults: UiDefaults) -> Parts:
         view("model")
         with gr.Row(elem_id="menu"):
             fresh = gr.Button("New talk", size="sm")
-            save = {form: gr.Button(f"Save {form}", size="sm") for form in ("md", "json")}
-            load = gr.Button("Load", size="sm")
+            save = {form: gr.Button(f"Save .{form}", size="sm") for form in ("md", "json")}
+            load = gr.Button("Load .json", size="sm")
             gr.HTML(
                 '<button type="button" id="shade" aria-label="Light or dark">◐</button>',
                 elem_id="shade-box",
@@ -73,6 +74,7 @@ def _lay_out(defaults: UiDefaults) -> Parts:
         with gr.Column(elem_id="watch"):
             with gr.Row(elem_id="open-row"):
                 path = gr.Textbox(
+                    label="Path of a video or image",
                     show_label=False,
                     container=False,
                     placeholder="Path of a video or image",
@@ -100,6 +102,7 @@ def _lay_out(defaults: UiDefaults) -> Parts:
             view("work")
             with gr.Row(elem_id="ask-row"):
                 question = gr.Textbox(
+                    label="Question",
                     show_label=False,
                     container=False,
                     placeholder="Ask about what is in view",
@@ -139,19 +142,23 @@ def _lay_out_settings(defaults: UiDefaults) -> list[Any]:
     with gr.Accordion("What is looked at, and how it answers", open=False, elem_id="settings"):
         with gr.Row():
             start = gr.Textbox(show.seconds_label(sampling.start_seconds), label="From")
-            stop = gr.Textbox("" if end is None else show.seconds_label(end), label="To")
-            clips = gr.Number(sampling.max_clips, label="Most clips", minimum=1, precision=0)
+            stop = _optional(None if end is None else show.seconds_label(end), "To", "the end")
+            clips = _optional(sampling.max_clips, "Most clips", "as many as fit")
         with gr.Row():
             mode = gr.Radio(
                 [("Clips at a rate", "fps"), ("Frames spread evenly", "uniform")],
                 value=sampling.mode,
                 label="Sampling",
             )
-            rate = gr.Number(
-                sampling.fps or sampling.frames, label="Frames a second, or frames in all"
+            rate = _optional(
+                sampling.fps or sampling.frames, "Frames a second, or in all", "as trained"
             )
-            subtitles = gr.Checkbox(defaults.reading.subtitles != "none", label="Read subtitles")
         with gr.Row():
-            tokens = gr.Number(answer.max_new_tokens, label="Longest answer, tokens", precision=0)
-            heat = gr.Number(answer.temperature, label="Temperature (0 repeats itself exactly)")
+            tokens = gr.Textbox(str(answer.max_new_tokens), label="Longest answer, in tokens")
+            heat = gr.Textbox(f"{answer.temperature:g}", label="Temperature (0: repeatable)")
+            subtitles = gr.Checkbox(defaults.reading.subtitles != "none", label="Read subtitles")
     return [start, stop, mode, rate, clips, subtitles, tokens, heat]
+
+
+def _optional(value: object, label: str, otherwise: str) -> gr.Textbox:
+    return gr.Textbox("" if value is None else f"{value}", label=label, placeholder=otherwise)

@@ -60,9 +60,7 @@ def _file(shown: Shown) -> str:
     strip = draw(shown.strip) if shown.strip else ""
     return (
         f'<section class="file" aria-label="{text(shown.name)}"><div class="frame">'
-        f"{_media(shown)}</div>{strip}"
-        f'<p class="file-name" title="{text(shown.name)}">{text(shown.name)}'
-        f'<span class="moment" aria-live="off"></span></p></section>'
+        f"{_media(shown)}</div>{strip}</section>"
     )
 
 
@@ -93,9 +91,10 @@ def plan_line(state: State) -> str:
         return ""
     if state.cost_error:
         return f'<p class="plan bad" role="alert">{text(state.cost_error)}</p>'
-    if not state.cost:
-        return '<p class="plan">the plan follows when the model is loaded</p>'
-    parts = "".join(f"<span>{text(phrase)}</span>" for phrase in state.cost)
+    name = f"<b>{text(state.files[0].name)}</b>" if len(state.files) == 1 else ""
+    phrases = state.cost or ("the plan follows when the model is loaded",)
+    parts = "".join(f"<span>{text(phrase)}</span>" for phrase in phrases)
+    parts = f"<span>{name}</span>{parts}" if name else parts
     return f'<p class="plan" title="What the next question looks at, and what it costs">{parts}</p>'
 
 

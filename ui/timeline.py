@@ -14,6 +14,8 @@ from apollo_cli.video.sampler import ClipPlan
 _WIDTH, _HEIGHT = 1000.0, 24.0
 # A lone clip of a long video stays visible; many clips keep their true width.
 _THINNEST, _FEW = 1.5, 300
+# Up to this many, the borders between clips that touch are drawn.
+_FEW_TICKS = 150
 
 
 @dataclass(frozen=True)
@@ -94,7 +96,12 @@ def _picture(strip: Strip, end: float) -> str:
         f'<rect class="strip-window" x="{start:.2f}" y="0" width="{max(0.0, stop - start):.2f}" '
         f'height="{_HEIGHT:g}"/>'
     )
-    return f'{window}<path class="strip-clips" d="{clips_path(strip.clips, end)}"/>'
+    ticks = ""
+    if len(strip.clips) <= _FEW_TICKS:
+        borders = (strip.clips[1:, 0] / end * _WIDTH).tolist()
+        lines = "".join(f"M{x:.2f} 3v{_HEIGHT - 6:g}" for x in borders)
+        ticks = f'<path class="strip-ticks" d="{lines}"/>'
+    return f'{window}<path class="strip-clips" d="{clips_path(strip.clips, end)}"/>{ticks}'
 
 
 def clips_path(clips: np.ndarray, end: float) -> str:

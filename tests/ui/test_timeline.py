@@ -55,6 +55,12 @@ def test_a_video_that_is_seen_whole_has_no_gap():
     assert found[-1][0] + found[-1][1] == pytest.approx(1000)
 
 
+def test_borders_between_clips_that_touch_are_drawn_while_they_can_be_told_apart():
+    ticks = parse(draw(strip(10.0, planned(10.0, 100)))).find(".//path[2]")
+    assert ticks is not None
+    assert ticks.get("d") == "M200.00 3v18M400.00 3v18M600.00 3v18M800.00 3v18"
+
+
 def test_the_last_clip_ends_with_the_video():
     found = drawn(draw(strip(9.0, planned(9.0, 100))))
     assert found[-1][0] + found[-1][1] == pytest.approx(1000, abs=0.02)
