@@ -14,11 +14,9 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from apollo_cli.config import ENCODE_BATCH
+from apollo_cli.finetune.estimate import CONNECTOR_CLIPS, ENCODER_CLIPS, LOGIT_ROWS
 from apollo_cli.finetune.examples import IGNORED, Example, join_clips
 from apollo_cli.model.apollo import ApolloModel
-
-# Positions whose logits exist at the same time: 0.6 GB for a vocabulary of 152,000 in float32.
-_LOGIT_ROWS = 1024
 
 
 class Trainee(nn.Module):
@@ -58,7 +56,7 @@ class Trainee(nn.Module):
             rows.append(hidden[number, torch.tensor(places, device=hidden.device) - 1])
             targets += [example.labels[place] for place in places]
         wanted = torch.tensor(targets, device=hidden.device)
-        pieces = zip(torch.cat(rows).split(_LOGIT_ROWS), wanted.split(_LOGIT_ROWS), strict=True)
+        pieces = zip(torch.cat(rows).split(LOGIT_ROWS), wanted.split(LOGIT_ROWS), strict=True)
         losses = [self._again(self._loss, *piece) for piece in pieces]
         return torch.stack(losses).sum(), len(targets)
 
@@ -95,9 +93,14 @@ class Trainee(nn.Module):
 
     def _encode(self, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Visual tokens (C, R, H) of clips, a few clips at a time."""
-        network, tokens = self.network, []
-        for start in range(0, len(next(iter(pixels.values()))), self.encode_batch):
-            piece = {name: p[start : start + self.encode_batch] for name, p in pixels.items()}
+        network, tokens, batch = self.network, [], self.encode_batch
+        # All activations of a batch are there at once while it is learned from.
+        if torch.is_grad_enabled() and _learns(network.encoders):
+            batch = ENCODER_CLIPS
+        elif torch.is_grad_enabled() and _learns(network.connector):
+            batch = CONNECTOR_CLIPS
+        for start in range(0, len(next(iter(pixels.values()))), batch):
+            piece = {name: p[start : start + batch] for name, p in pixels.items()}
             features = self._through(network.encoders, network.encode_features, piece)
             tokens.append(self._through(network.connector, self._connect, features))
         return torch.cat(tokens)
@@ -106,8 +109,7 @@ class Trainee(nn.Module):
         self, part: nn.Module, compute: Callable[..., torch.Tensor], given: object
     ) -> torch.Tensor:
         """Compute with a part; for a backward pass only where that part or one before learns."""
-        learns = any(parameter.requires_grad for parameter in part.parameters())
-        needed = learns or (isinstance(given, torch.Tensor) and given.requires_grad)
+        needed = _learns(part) or (isinstance(given, torch.Tensor) and given.requires_grad)
         with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
             return self._again(compute, given)
 
@@ -123,3 +125,7 @@ class Trainee(nn.Module):
         if self.gradient_checkpointing and torch.is_grad_enabled():
             return checkpoint(compute, *args, use_reentrant=False)  # pyright: ignore[reportReturnType]
         return compute(*args)
+
+
+def _learns(part: nn.Module) -> bool:
+    return any(parameter.requires_grad for parameter in part.parameters())

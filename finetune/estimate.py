@@ -1,0 +1,341 @@
+"""What training takes in memory and time, from shapes alone: computed, not measured.
+
+Letters: H width of the language model, M its hidden width, Q and K widths of its queries and keys,
+D width of an encoder, N tokens of a clip on the common grid, V encoder widths.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
+
+from apollo_cli.config import ENCODE_BATCH
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.stages import Part
+from apollo_cli.fit import (
+    CUDA_RUNTIME_BYTES,
+    HOST_QUANT_BYTES,
+    HOST_RUNTIME_BYTES,
+    Run,
+    weights_bytes,
+)
+from apollo_cli.model.activations import clip_bytes, quantised_workspace
+from apollo_cli.model.config import EncoderConfig, NetworkConfig
+from apollo_cli.model.sizes import (
+    connector_values,
+    encoder_values,
+    siglip_hidden,
+)
+from apollo_cli.weights.bits import QuantKind
+
+_FLOAT32 = 4
+# Bytes that the optimiser keeps of each trained value.
+_STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
+# Clips that go through at a time where encoders learn, or the connector alone.
+ENCODER_CLIPS, CONNECTOR_CLIPS = 1, 4
+# Positions whose logits exist at the same time: 0.6 GB for a vocabulary of 152,000 in float32.
+LOGIT_ROWS = 1024
+# Gradients of activations stand beside those of the layer that is gone through backwards.
+_BACKWARD_SHARE = 1.5
+# Share of a multiplication's speed that a whole step reaches.
+_EFFICIENCY = 0.4
+
+
+@dataclass(frozen=True)
+class SampleSize:
+    """The size of a sample.
+
+    Attributes:
+        tokens: in all. trained: tokens that the loss looks at. clips: of its videos and images.
+    """
+
+    tokens: int
+    trained: int
+    clips: int
+
+
+@dataclass(frozen=True)
+class TrainingEstimate:
+    """Bytes on the device while training.
+
+    Attributes:
+        weights: frozen ones in the dtype of the run or in 4 bit, trained ones in float32.
+        gradients, optimiser: of what is trained.
+        activations: kept for the backward pass, at the dearest moment.
+        logits: of the trained tokens. runtime: libraries and contexts.
+    """
+
+    weights: int
+    gradients: int
+    optimiser: int
+    activations: int
+    logits: int
+    runtime: int
+
+    @property
+    def peak(self) -> int:
+        """The most that is held at one time."""
+        kept = self.weights + self.gradients + self.optimiser + self.runtime
+        return kept + self.activations + self.logits
+
+    def describe(self) -> str:
+        """The parts, the largest first."""
+        parts = sorted(vars(self).items(), key=lambda item: -item[1])
+        return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
+
+
+@dataclass(frozen=True)
+class Training:
+    """A recipe on one kind of device.
+
+    Attributes:
+        recipe: what is trained, and how. run: network, kind of device and dtype.
+    """
+
+    recipe: Recipe
+    run: Run
+
+    @property
+    def config(self) -> NetworkConfig:
+        """Shape of the network."""
+        return self.run.config
+
+    @property
+    def quant(self) -> QuantKind | None:
+        """In how many bits the frozen language model is held."""
+        return "4bit" if self.recipe.method == "qlora" else None
+
+    @property
+    def low_rank(self) -> tuple[Part, ...]:
+        """Parts that are trained through low-rank factors."""
+        parts: list[Part] = []
+        if "llm" in self.recipe.train and self.recipe.method != "full":
+            parts.append("llm")
+        if "encoders" in self.recipe.train and self.recipe.lora_encoders:
+            parts.append("encoders")
+        return tuple(parts)
+
+    @property
+    def cached(self) -> bool:
+        """Whether videos are encoded before training, not while it runs."""
+        return self.recipe.cache_features and set(self.recipe.train) == {"llm"}
+
+    def trained_values(self) -> dict[Part, int]:
+        """Number of trained values, by part."""
+        return {
+            part: self._factor_values(part) if part in self.low_rank else self.part_values(part)
+            for part in self.recipe.train
+        }
+
+    def part_values(self, part: Part) -> int:
+        """Number of all values of a part."""
+        if part == "llm":
+            return self.run.llm.values
+        if part == "connector":
+            return connector_values(self.config.connector)
+        return sum(map(encoder_values, self.config.encoders))
+
+    def _factor_values(self, part: Part) -> int:
+        llm = self.run.llm
+        sides = llm.layers * sum(rows + columns for rows, columns in llm.layer_linears)
+        if part == "encoders":
+            sides = sum(map(_encoder_sides, self.config.encoders))
+        return sides * self.recipe.lora_rank
+
+
+def _encoder_sides(encoder: EncoderConfig) -> int:
+    """Inputs and outputs of all linear layers of an encoder."""
+    width = encoder.width
+    if encoder.internvideo2 is not None:
+        shape = encoder.internvideo2
+        return shape.depth * (4 * width + 2 * width + 2 * (width + shape.mlp_width))
+    assert encoder.siglip is not None
+    return encoder.siglip[1] * (4 * 2 * width + 2 * (width + siglip_hidden(encoder)))
+
+
+def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimate:
+    """Add up what training takes.
+
+    Args:
+        training: recipe, network and device.
+        sample: the longest sample.
+    """
+    run, recipe = training.run, training.recipe
+    values = training.trained_values()
+    trained = sum(values.values())
+    weights = weights_bytes(run, training.quant)
+    for part, count in values.items():
+        if part in training.low_rank:
+            weights += _FLOAT32 * count
+            continue
+        weights += (_FLOAT32 - run.value_bytes) * count
+        if run.value_bytes < _FLOAT32:
+            # Autocast keeps a copy in the dtype of the run until the step is done.
+            weights += run.value_bytes * count
+    return TrainingEstimate(
+        weights=weights,
+        gradients=_FLOAT32 * trained,
+        optimiser=_STATE_BYTES[recipe.optimizer] * trained,
+        activations=_activations(training, sample),
+        logits=_logits(training, sample),
+        runtime=CUDA_RUNTIME_BYTES
+        if run.device == "cuda"
+        else HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if training.quant else 0),
+    )
+
+
+def _activations(training: Training, sample: SampleSize) -> int:
+    """Language model and clips are gone through one after the other."""
+    many = training.recipe.micro_batch_size
+    kept, moment = _clips(training, sample.clips * many)
+    return kept + max(moment, _llm_activations(training, sample.tokens * many))
+
+
+def _llm_activations(training: Training, tokens: int) -> int:
+    recipe, run = training.recipe, training.run
+    llm, size = run.llm, run.value_bytes
+    queries = llm.heads * llm.head_width
+    whole = "llm" in recipe.train and "llm" not in training.low_rank
+    residual = _FLOAT32 if whole else size
+    # What a linear layer's own gradient needs of its input; PEFT casts it for each layer anew.
+    inputs = 0
+    if "llm" in recipe.train:
+        inputs = (2 if whole else 5) * llm.width + queries + llm.hidden
+    # Norms work in float32; queries, repeated keys and values, result; both halves of the gate.
+    layer = tokens * (2 * _FLOAT32 * llm.width + size * (inputs + 4 * queries + 3 * llm.hidden))
+    layers = llm.layers * layer
+    if recipe.gradient_checkpointing:
+        layers = llm.layers * tokens * llm.width * residual + int(_BACKWARD_SHARE * layer)
+    workspace = quantised_workspace(llm, "4bit", tokens, size) if training.quant else 0
+    # Embeddings of the prompt, and the last hidden states.
+    return layers + workspace + 3 * tokens * llm.width * residual
+
+
+def _clips(training: Training, clips: int) -> tuple[int, int]:
+    """Bytes that clips leave behind for the backward pass, and bytes of their dearest moment."""
+    recipe, run = training.recipe, training.run
+    config, size = run.config, run.value_bytes
+    pixels = clips * sum(config.frames_per_clip * 3 * e.pixels.size**2 for e in config.encoders)
+    tokens = clips * config.visual_tokens_per_clip * run.llm.width * _FLOAT32
+    if training.cached:
+        return tokens, 0
+    learns = "encoders" in recipe.train, "connector" in recipe.train
+    if not any(learns):
+        batch = min(clips, ENCODE_BATCH[run.device])
+        return pixels + tokens, batch * clip_bytes(config, size)
+    connector = _connector_bytes(config, size)
+    encoders = sum(_encoder_bytes(encoder, config, size) for encoder in config.encoders)
+    time, rows, columns = config.connector.grid
+    features = time * rows * columns * config.connector.vision_width * size
+    inside = max(encoders, connector) if learns[0] else max(clip_bytes(config, size), connector)
+    if recipe.gradient_checkpointing:
+        batch = min(clips, ENCODER_CLIPS if learns[0] else CONNECTOR_CLIPS)
+        return pixels + tokens + clips * features, int(_BACKWARD_SHARE * batch * inside)
+    kept = encoders * learns[0] + connector + features
+    return pixels + tokens + clips * kept, clip_bytes(config, size)
+
+
+def _connector_bytes(config: NetworkConfig, size: int) -> int:
+    """Activations of one clip in the connector, kept for its backward pass."""
+    connector = config.connector
+    time, rows, columns = connector.grid
+    width = connector.text_width
+    # Features in float32 and in the dtype of the run; the projector's layers and curves between
+    # them; context and norms of the resampler, in float32; keys and values.
+    values = connector.vision_width * (_FLOAT32 + size) + 5 * width * size + 3 * width * _FLOAT32
+    values += 4 * connector.heads * connector.head_width * size * max(1, connector.depth)
+    return time * rows * columns * values
+
+
+def _encoder_bytes(encoder: EncoderConfig, config: NetworkConfig, size: int) -> int:
+    """Activations of one clip in an encoder, kept for its backward pass."""
+    time, rows, columns = encoder.grid
+    tokens, width = time * rows * columns, encoder.width
+    if encoder.internvideo2 is not None:
+        depth, hidden = encoder.internvideo2.depth, encoder.internvideo2.mlp_width
+    else:
+        assert encoder.siglip is not None
+        depth, hidden = encoder.siglip[1], siglip_hidden(encoder)
+        tokens *= config.frames_per_clip
+    # Norms in float32; inputs, queries, keys, values and results; both sides of the curve.
+    layer = tokens * (4 * width * _FLOAT32 + size * (8 * width + 3 * hidden))
+    return depth * layer
+
+
+def _logits(training: Training, sample: SampleSize) -> int:
+    rows, size = sample.trained * training.recipe.micro_batch_size, training.run.value_bytes
+    # Logits, the same in float32, their logarithms, and the gradients of the first two.
+    if training.recipe.gradient_checkpointing:
+        rows = min(rows, LOGIT_ROWS)
+    return rows * training.run.llm.vocabulary * (2 * size + 3 * _FLOAT32)
+
+
+def lowered(training: Training, sample: SampleSize, free_bytes: int) -> tuple[str, bool]:
+    """What to lower so that training fits, in words, and whether it fits then.
+
+    Cheaper things come first; what is named is to be changed together.
+    """
+    changes: dict[str, str] = {}
+    for words, change in _rungs(training.recipe, sample):
+        training = replace(training, recipe=change(training.recipe))
+        changes[words.partition(" = ")[0]] = words
+        tokens = min(sample.tokens, training.recipe.max_tokens or sample.tokens)
+        clips = math.ceil(sample.clips * tokens / sample.tokens)
+        sample = SampleSize(tokens, min(sample.trained, tokens), clips)
+        if estimate_training(training, sample).peak <= free_bytes:
+            return ", ".join(changes.values()), True
+    return ", ".join(changes.values()), False
+
+
+def _rungs(recipe: Recipe, sample: SampleSize) -> Iterator[tuple[str, Callable[[Recipe], Recipe]]]:
+    if not recipe.gradient_checkpointing:
+        yield "gradient_checkpointing = true", lambda r: replace(r, gradient_checkpointing=True)
+    if recipe.micro_batch_size > 1:
+        yield "micro_batch_size = 1", lambda r: replace(r, micro_batch_size=1)
+    if recipe.optimizer == "adamw" and recipe.method == "full":
+        yield 'optimizer = "adamw8bit"', lambda r: replace(r, optimizer="adamw8bit")
+    if "llm" in recipe.train and recipe.method == "full":
+        yield 'method = "lora"', lambda r: replace(r, method="lora")
+    if recipe.method != "qlora":
+        yield 'method = "qlora"', lambda r: replace(r, method="qlora")
+    if "encoders" in recipe.train and not recipe.lora_encoders:
+        yield "lora_encoders = true", lambda r: replace(r, lora_encoders=True)
+    for tokens in (16_384, 8192, 4096, 2048, 1024, 512):
+        if tokens < sample.tokens:
+            yield f"max_tokens = {tokens}", lambda r, most=tokens: replace(r, max_tokens=most)
+
+
+def step_operations(training: Training, sample: SampleSize) -> float:
+    """Floating-point operations of one sample: two for each weight and token, more to learn.
+
+    A backward pass costs as much again for what stands behind a trained weight, and once more for
+    the trained weights themselves; checkpointing goes forward twice.
+    """
+    recipe, config = training.recipe, training.config
+    again = 1 if recipe.gradient_checkpointing else 0
+    whole = "llm" in recipe.train and "llm" not in training.low_rank
+    passes = 2 + again + (1 if whole else 0)
+    total = 2.0 * passes * sample.tokens * training.part_values("llm")
+    if training.cached:
+        return total
+    for encoder in config.encoders:
+        time, rows, columns = encoder.grid
+        tokens = time * rows * columns
+        tokens *= config.frames_per_clip if encoder.siglip is not None else 1
+        passes = 3 + again if "encoders" in recipe.train else 1
+        total += 2.0 * passes * sample.clips * tokens * encoder_values(encoder)
+    return total
+
+
+def estimate_seconds(
+    training: Training, sample: SampleSize, samples: int, operations_per_second: float
+) -> float:
+    """Time of a run, roughly.
+
+    Args:
+        sample: the mean one. samples: that are trained on, each time counted.
+        operations_per_second: of a matrix multiplication on the device.
+    """
+    speed = operations_per_second * _EFFICIENCY
+    return samples * step_operations(training, sample) / speed
