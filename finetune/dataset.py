@@ -21,6 +21,10 @@ if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import DataSource, Recipe
 
 
+# Where whole videos have many samples each, holding one out must not take the data away.
+_MOST_HELD = 0.2
+
+
 @dataclass(frozen=True)
 class LoadedSource:
     """One file of a recipe: the samples that are trained on, and their share of the mixture."""
@@ -92,6 +96,8 @@ def load_dataset(recipe: Recipe) -> Dataset:
         # Before the stage has its say, so that all stages hold out the same videos.
         share = 0.0 if recipe.validation else recipe.validation_share
         samples, aside = hold_out(samples, share, recipe.seed)
+        if share and not aside:
+            faults.append(Fault("nothing_held_out", labels[source.path], "its files are too few"))
         kept.append((source, _of_stage(recipe, samples)))
         held += _of_stage(recipe, aside)
     for source in recipe.validation:
@@ -117,28 +123,31 @@ def hold_out(
     """Part samples in those to train on and those to measure with.
 
     Args:
-        share: of the samples that are held out, at least one where it is above 0; all samples of
-            a video or image stay together, so it may become more.
+        share: of the samples that are held out, at least one where it is above 0. All samples of
+            a video or image stay together, so it may become up to twice as many.
         seed: which ones. Names of files decide, not their folders.
 
     Returns:
-        Both parts in their old order; the second is empty where all samples show the same file.
+        Both parts in their old order. The second is empty where every file has too many samples.
     """
     groups: dict[object, list[int]] = {}
     for index, sample in enumerate(samples):
         seen = sample.visuals[0].path if sample.visuals else sample.turns
         groups.setdefault(seen, []).append(index)
+    if share <= 0 or len(groups) < 2:
+        return list(samples), []
 
     def lot(seen: object) -> bytes:
         told = seen.name if isinstance(seen, Path) else repr(seen)
         return hashlib.blake2b(f"{seed}/{told}".encode("utf-8", "backslashreplace")).digest()
 
-    wanted = max(1, round(share * len(samples))) if share > 0 and len(groups) > 1 else 0
+    wanted = max(1, round(share * len(samples)))
+    smallest = min(map(len, groups.values()))
+    most = max(2 * wanted, min(smallest, round(_MOST_HELD * len(samples))))
     aside: set[int] = set()
-    for seen in sorted(groups, key=lot)[: len(groups) - 1]:
-        if len(aside) >= wanted:
-            break
-        aside.update(groups[seen])
+    for seen in sorted(groups, key=lot):
+        if len(aside) < wanted and len(aside) + len(groups[seen]) <= most:
+            aside.update(groups[seen])
     kept = [sample for index, sample in enumerate(samples) if index not in aside]
     return kept, [samples[index] for index in sorted(aside)]
 

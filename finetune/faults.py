@@ -83,6 +83,9 @@ KINDS: dict[str, FaultKind] = {
     "held_out_twice": FaultKind(
         "note", "validation says little about what was trained on", "leave it out of one"
     ),
+    "nothing_held_out": FaultKind(
+        "note", "no validation loss for it", "name other samples under [[validation]]"
+    ),
     # The mixture and the recipe.
     "unknown_model": FaultKind("run"),
     "images_in_stage_2": FaultKind(

@@ -1,0 +1,234 @@
+"""The check of a recipe: all faults at once, what a run would learn, and nothing hidden."""
+
+from __future__ import annotations
+
+import json
+import os
+from pathlib import Path
+from shutil import copy
+from typing import Any
+
+import pytest
+
+from apollo_cli.finetune.check import check_recipe
+from apollo_cli.finetune.dataset import hold_out, load_dataset
+from apollo_cli.finetune.recipe import load_recipe
+from apollo_cli.finetune.report import CheckReport
+from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.model.prompt import Turn
+from tests import tiny
+from tests.cases import FOLDER as MEDIA
+
+DATA = Path(__file__).parents[1] / "cases_data"
+KEYS = {"model": "apollo-nano", "stage": 3, "method": "lora", "output": "out"}
+
+
+@pytest.fixture
+def folder(tmp_path: Path) -> Path:
+    for name in ("cfr30.mp4", "photo.jpg", "moov_missing.mp4", "one_key_60s.mp4"):
+        copy(MEDIA / name, tmp_path)
+    return tmp_path.resolve()
+
+
+def entry(question: str, answer: str = "a grid", **fields: Any) -> dict[str, Any]:
+    talk = [{"role": "user", "content": question}, {"role": "assistant", "content": answer}]
+    return {"messages": talk, **fields}
+
+
+def write_data(folder: Path, *entries: dict[str, Any], name: str = "bees.jsonl") -> Path:
+    path = folder / name
+    path.write_text("".join(json.dumps(row) + "\n" for row in entries))
+    return path
+
+
+def check(folder: Path, *data: Path, **keys: Any) -> CheckReport:
+    path = folder / "sft.toml"
+    rows = [f"{key} = {json.dumps(value)}" for key, value in {**KEYS, **keys}.items()]
+    for source in data:
+        rows += [
+            "[[data]]",
+            f"path = {json.dumps(str(source))}",
+            f"media = {json.dumps(str(folder))}",
+        ]
+    path.write_text("\n".join(rows))
+    return check_recipe(load_recipe(path))
+
+
+def kinds(report: CheckReport) -> list[str]:
+    return [fault.kind for fault in report.faults]
+
+
+def test_all_faults_of_all_files_are_told_at_once(folder: Path) -> None:
+    os.mkfifo(folder / "fifo.mp4")
+    report = check(folder, *sorted(DATA.iterdir()), validation_share=0.0)
+    found = set(kinds(report))
+    assert found >= {
+        *("missing_file", "broken_video", "not_a_file", "outside_folder", "empty_answer"),
+        *("nothing_to_train", "tag_in_answer", "too_long", "cut_file", "no_tag", "no_samples"),
+    }
+    text = report.describe()
+    for fault in report.faults:
+        assert fault.received in text or f"{fault.kind} (" in text
+    error = report.error()
+    assert error is not None
+    assert error.exit_code == 7
+    assert "sft.toml has 6 faults that stop it and 8 samples" in error.message
+
+
+def test_good_data_has_no_fault_and_tells_what_is_learned(folder: Path) -> None:
+    rows = [entry(f"what is {n}?", video="cfr30.mp4") for n in range(22)]
+    texts = [entry(f"say {n}", f"{n}") for n in range(3)]
+    report = check(folder, write_data(folder, *rows, *texts), steps=40, validation_share=0.0)
+    assert report.faults == ()
+    assert report.error() is None
+    assert {kind: round(share, 2) for kind, share in report.shares.items() if share} == {
+        "text": 0.12,
+        "video": 0.88,
+    }
+    text = report.describe()
+    assert "[[ a grid<|endoftext|>]]" in text
+    assert "<8 visual tokens>" in text
+    assert "0.0-1.5 seconds" in text
+    assert "40 of 8 samples" in text
+    assert "\x1b" not in text
+    assert "\x1b" in report.describe(color=True)
+
+
+def test_the_report_is_plain_values_too(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"), entry("b?", video="gone.mp4"))
+    report = check(folder, data, validation_share=0.0)
+    told = json.loads(json.dumps(report.to_dict()))
+    assert told["good"] is False
+    assert told["faults"][0]["kind"] == "missing_file"
+    assert told["lengths"]["allowed"] == 1024
+    assert [piece["role"] for piece in told["previews"][0]["pieces"]][-1] == "trained"
+
+
+def test_many_faults_of_a_kind_are_one_group_with_examples(folder: Path) -> None:
+    rows = [entry(f"{n}?", video=f"gone{n}.mp4") for n in range(9)]
+    report = check(folder, write_data(folder, *rows, entry("x")), validation_share=0.0)
+    text = report.describe(examples=2)
+    assert "missing_file (9): " in text
+    assert text.count("bees.jsonl:") == 3  # Two examples, and the preview.
+    assert "and 7 more" in text
+
+
+@pytest.mark.parametrize(("texts", "told"), [(0, True), (1, True), (3, False), (12, True)])
+def test_the_share_of_text_is_told_with_its_reason(folder: Path, texts: int, told: bool) -> None:
+    rows = [entry(f"{n}?", video="cfr30.mp4") for n in range(22)]
+    rows += [entry(f"say {n}") for n in range(texts)]
+    report = check(folder, write_data(folder, *rows), validation_share=0.0)
+    assert ("text_share" in kinds(report)) == told
+    assert ("forgets how to talk" in report.describe()) == told
+    assert report.error() is None
+
+
+def test_images_in_stage_2_are_an_error_with_the_finding(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"), entry("b?", image="photo.jpg"))
+    report = check(folder, data, stage=2, method="full", validation_share=0.0)
+    assert kinds(report) == ["images_in_stage_2"]
+    assert report.error() is not None
+    assert "finding 9" in report.describe()
+    allowed = check(
+        folder, data, stage=2, method="full", validation_share=0.0, images_in_stage_2=True
+    )
+    assert allowed.error() is None
+    assert allowed.shares["image"] == 0.5
+
+
+def test_a_stage_leaves_out_what_it_cannot_use(folder: Path) -> None:
+    data = write_data(
+        folder, entry("a?", video="cfr30.mp4"), entry("b"), entry("c", image="photo.jpg")
+    )
+    report = check(folder, data, stage=1, method="full", validation_share=0.0)
+    assert kinds(report) == ["kind_not_in_stage", "kind_not_in_stage"]
+    assert report.shares["video"] == 1.0
+    nothing = check(folder, write_data(folder, entry("b")), stage=1, method="full")
+    assert kinds(nothing) == ["kind_not_in_stage", "nothing_held_out", "no_samples"]
+    assert nothing.error() is not None
+
+
+def test_a_long_video_is_told_with_its_coverage_and_shown_in_short(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="one_key_60s.mp4"))
+    report = check(folder, data, validation_share=0.0, max_tokens=500)
+    assert "thinned" in kinds(report)
+    assert "seen of every" in report.describe()
+    assert "more clips ..." in report.describe()
+    assert report.lengths is not None
+    assert report.lengths.most <= 500
+
+
+def test_characters_that_would_change_the_terminal_are_escaped(folder: Path) -> None:
+    data = write_data(folder, entry("\x1b[2Ja?", id="\x1b[31m", video="\x1b.mp4"), entry("\x1b[2J"))
+    assert "\x1b" not in check(folder, data, validation_share=0.0).describe()
+
+
+def test_a_model_that_is_not_here_is_planned_from_its_public_shape(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"))
+    report = check(folder, data, model="apollo-3b", validation_share=0.0)
+    assert report.lengths is not None
+    assert "not on this machine" in report.describe()
+    assert report.previews == ()
+
+
+def test_a_broken_model_does_not_hide_the_faults_of_the_data(folder: Path) -> None:
+    model = tiny.save(folder / "tiny")
+    (model / "llm" / "config.json").write_text("{")
+    data = write_data(folder, entry("a?", video="gone.mp4"), entry("b?"))
+    found = kinds(check(folder, data, model=str(model), validation_share=0.0))
+    assert found == ["missing_file", "unknown_model"]
+
+
+def talk(name: str, *visuals: Visual) -> Sample:
+    return Sample(name, (Turn(f"{name}?", "yes"),), visuals)
+
+
+def test_whole_videos_are_held_out_and_always_the_same() -> None:
+    samples = [
+        talk(f"{clip}-{n}", Visual(Path(f"/a/{clip}.mp4"), "video"))
+        for clip in range(20)
+        for n in range(3)
+    ]
+    kept, held = hold_out(samples, 0.1, seed=1)
+    assert (len(kept), len(held)) == (54, 6)
+    assert not {s.visuals for s in kept} & {s.visuals for s in held}
+    assert hold_out(samples[::-1], 0.1, seed=1)[1] == held[::-1]
+    assert hold_out(samples, 0.1, seed=2)[1] != held
+    assert hold_out(samples, 0.0, seed=1) == (samples, [])
+    # One video has all the samples; or each has so many that little would be left.
+    assert hold_out(samples[:3], 0.5, seed=1) == (samples[:3], [])
+    assert hold_out(samples[:6], 0.05, seed=1) == (samples[:6], [])
+    kept, held = hold_out([*samples[:3], talk("a"), talk("b")], 0.1, seed=1)
+    assert (len(kept), len(held)) == (4, 1)
+    assert not held[0].visuals
+
+
+def test_all_stages_hold_out_the_same_videos(folder: Path) -> None:
+    rows = []
+    for n in range(10):
+        copy(folder / "cfr30.mp4", folder / f"{n}.mp4")
+        rows += [entry(f"{n}?", video=f"{n}.mp4"), entry(f"say {n}")]
+    data = write_data(folder, *rows)
+    held = []
+    for stage in (1, 3):
+        check(folder, data, stage=stage, method="full", validation_share=0.3)
+        dataset = load_dataset(load_recipe(folder / "sft.toml"))
+        held.append([s.name for s in dataset.held_out if s.kind == "video"])
+    assert held[0] == held[1] != []
+
+
+def test_files_of_the_same_name_keep_their_samples_apart(folder: Path) -> None:
+    (folder / "more").mkdir()
+    one = write_data(folder, entry("a?"))
+    two = write_data(folder / "more", entry("b?"))
+    check(folder, one, two, validation_share=0.0)
+    names = {s.name for s in load_dataset(load_recipe(folder / "sft.toml")).samples}
+    assert names == {f"{one}:1", f"{two}:1"}
+
+
+def test_a_held_out_sample_that_is_trained_on_is_told(folder: Path) -> None:
+    data = write_data(folder, entry("a?"), entry("b?"))
+    path = folder / "sft.toml"
+    check(folder, data)
+    path.write_text(path.read_text() + f"\n[[validation]]\npath = {json.dumps(str(data))}\n")
+    assert kinds(check_recipe(load_recipe(path))).count("held_out_twice") == 2
