@@ -9,6 +9,7 @@ from pathlib import Path
 from apollo_cli.errors import WeightsError
 from apollo_cli.finetune.dataset import Dataset, load_dataset
 from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.needs import describe_needs
 from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
@@ -82,6 +83,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     return replace(
         report,
         lengths=LengthFacts.of(kept, allowed),
+        estimate=tuple(describe_needs(recipe, model.planner.config, kept, report.steps)),
         assumed=model.assumed,
         previews=_previews(dataset.samples, files, ruler) if model.is_here else (),
     )

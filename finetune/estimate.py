@@ -80,9 +80,9 @@ class TrainingEstimate:
         return kept + self.activations + self.logits
 
     def describe(self) -> str:
-        """The parts, the largest first."""
+        """The parts that matter, the largest first."""
         parts = sorted(vars(self).items(), key=lambda item: -item[1])
-        return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts)
+        return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts if size >= 5e7)
 
 
 @dataclass(frozen=True)
