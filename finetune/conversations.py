@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import math
 import re
 from collections import Counter
 from dataclasses import dataclass, field
@@ -29,6 +28,11 @@ KNOWN_FIELDS = frozenset(
     {"id", "messages", "conversations", "system", "from", "to", "choices"}
     | {*_MEDIA_FIELDS, *_SOUND_FIELDS}
 )
+
+# No video lasts a year.
+_LATEST_SECONDS = 31_536_000
+# Half of a pair, which JSON may spell and no tokenizer takes.
+_SURROGATE = re.compile("[\ud800-\udfff]")
 
 VisualKind = Literal["video", "image"]
 
@@ -156,7 +160,7 @@ def _text(talk: _Talk, content: Any) -> str:
         else:
             talk.refuse("wrong_type", "a part of a content", "parts are text, video or image")
     text = "".join(pieces)
-    if any("\ud800" <= character <= "\udfff" for character in text):
+    if _SURROGATE.search(text):
         talk.refuse("wrong_type", "a text with half of a character", "valid Unicode")
     return text
 
@@ -250,8 +254,8 @@ def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
         talk.refuse("wrong_type", f"{key} is {_type(value)}", f"{key} is a number of seconds")
-    if not 0 <= value < math.inf:
-        talk.refuse("wrong_window", f"{key} is {value:g}")
+    if not 0 <= value <= _LATEST_SECONDS:
+        talk.refuse("wrong_window", f"{key} is {shorten(str(value), 40)}")
     return float(value)
 
 
@@ -259,7 +263,9 @@ def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
     choices = talk.entry.fields.get("choices")
     if choices is None:
         return ()
-    if not isinstance(choices, list) or not all(isinstance(c, str) and c.strip() for c in choices):
+    if not isinstance(choices, list) or not all(
+        isinstance(c, str) and c.strip() and not _SURROGATE.search(c) for c in choices
+    ):
         talk.refuse("wrong_type", f"choices is {_type(choices)}", "choices is a list of texts")
     stripped = tuple(choice.strip() for choice in choices)
     if stripped and turns[-1].answer not in stripped:

@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import json
 import math
-from collections.abc import Iterator, Sequence
+from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
-from contextlib import suppress
+from contextlib import closing, suppress
 from dataclasses import asdict, dataclass
 from functools import lru_cache
 from pathlib import Path
@@ -219,11 +219,12 @@ def probe_files(
             found[path] = facts
     missing = [path for path in paths if path not in found]
     try:
-        for path, facts in _probe_all(missing, readers, stall_seconds):
-            found[path] = facts
-            if kept and isinstance(facts, FileFacts):
-                kept.put(path, facts)
-            on_progress("check", len(found), len(paths))
+        with closing(_probe_all(missing, readers, stall_seconds)) as probed:
+            for path, facts in probed:
+                found[path] = facts
+                if kept and isinstance(facts, FileFacts):
+                    kept.put(path, facts)
+                on_progress("check", len(found), len(paths))
     finally:
         if kept and missing:
             kept.save()
@@ -232,7 +233,7 @@ def probe_files(
 
 def _probe_all(
     paths: Sequence[Path], readers: int, stall_seconds: float
-) -> Iterator[tuple[Path, FileFacts | str]]:
+) -> Generator[tuple[Path, FileFacts | str]]:
     count = max(1, min(readers, len(paths)))
     own = [GuardedReader(stall_seconds=stall_seconds) for _ in range(count)]
     free: SimpleQueue[GuardedReader] = SimpleQueue()
