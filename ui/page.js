@@ -49,7 +49,7 @@
     const words = isDone ? ["not seen by the model", "seen by the model"] : ["will not be seen", "will be seen"];
     const moment = `${clock(seconds)} · ${words[Number(isSeen(bar, seconds))]}`;
     // The server redraws what is inside of the player; what is noted on the outside stays.
-    const style = document.querySelector("#player").style;
+    const style = document.documentElement.style;
     style.setProperty("--at", `${Math.min(100, 100 * seconds / end)}%`);
     style.setProperty("--moment", `"${moment}"`);
     bar.setAttribute("aria-valuenow", seconds.toFixed(1));

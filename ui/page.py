@@ -29,11 +29,11 @@ _PICK = """element.addEventListener('click', (event) => {
 
 def page_looks() -> dict[str, Any]:
     """What ``mount_gradio_app`` or ``launch`` needs besides the page: theme, style and script."""
-    script = (_HERE / "page.js").read_text("utf-8")
+    script, style = ((_HERE / name).read_text("utf-8") for name in ("page.js", "style.css"))
     return {
         "theme": Base(font=_FONTS, font_mono=_MONO, primary_hue="teal"),
-        "css": (_HERE / "style.css").read_text("utf-8"),
-        "head": f"<script>{script}</script>",
+        # Gradio rewrites the selectors of what it is given as css, but not of what stands here.
+        "head": f"<style>{style}</style><script>{script}</script>",
     }
 
 

@@ -84,9 +84,9 @@ def draw(strip: Strip) -> str:
         f"<title>{escape(strip.words)}</title>{_picture(strip, end)}</svg>"
         f'<span class="strip-head" aria-hidden="true"></span></div>'
         f"{_buttons(strip.marks, end)}"
-        f'<figcaption><span>0:00</span><span class="strip-words">{escape(strip.words)}'
-        f"{'' if strip.is_seen else ' (planned)'}</span><span>{clock(strip.duration_seconds)}"
-        f"</span></figcaption></figure>"
+        f'<figcaption><span>0:00</span><span class="strip-words">{escape(strip.words)}</span>'
+        f'<span class="moment"></span><span>{clock(strip.duration_seconds)}</span></figcaption>'
+        "</figure>"
     )
 
 
