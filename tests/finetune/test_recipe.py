@@ -1,0 +1,160 @@
+"""Recipes: all faults named at once, paths from their own folder, and a dump that loads again."""
+
+from __future__ import annotations
+
+from dataclasses import fields, replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.recipe import DataSource, Recipe, load_recipe, to_toml
+from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, spell
+
+GOOD = {"model": "apollo-nano", "stage": 3, "method": "lora", "output": "out"}
+
+
+def write(folder: Path, values: dict[str, Any], data: str = '[[data]]\npath = "a.jsonl"\n') -> Path:
+    (folder / "a.jsonl").touch()
+    path = folder / "recipe.toml"
+    path.write_text("\n".join(f"{k} = {spell(v)}" for k, v in values.items()) + "\n" + data)
+    return path
+
+
+def faults(folder: Path, values: dict[str, Any], data: str | None = None) -> tuple[str, ...]:
+    path = write(folder, values) if data is None else write(folder, values, data)
+    with pytest.raises(DataError) as caught:
+        load_recipe(path)
+    assert caught.value.exit_code == 7
+    return caught.value.faults
+
+
+def test_a_short_recipe_takes_the_parts_of_its_stage(tmp_path: Path):
+    recipe = load_recipe(write(tmp_path, GOOD))
+    assert recipe.train == ("llm", "connector")
+    assert recipe.output == tmp_path / "out"
+    assert recipe.data == (DataSource(tmp_path / "a.jsonl"),)
+
+
+def test_every_key_of_a_recipe_is_checked_and_every_check_is_of_a_key():
+    checked = {*CHECKS, "data", "validation", "path"}
+    assert checked == {field.name for field in fields(Recipe)}
+    assert set(SOURCE_CHECKS) == {field.name for field in fields(DataSource)}
+
+
+def test_the_defaults_pass_their_own_checks():
+    for field in fields(Recipe):
+        if field.name in CHECKS and isinstance(field.default, str | int | float | bool):
+            assert CHECKS[field.name](field.default) == field.default
+
+
+def test_all_faults_come_at_once_each_on_a_line(tmp_path: Path):
+    values = GOOD | {"stage": 4, "learnin_rate": 1e-4, "seed": True, "epochs": 0}
+    found = faults(tmp_path, values, '[[data]]\npath = "none.jsonl"\n[[data]]\nshare = 2.0\n')
+    assert len(found) == 7
+    message = str(DataError("recipe", faults=found))
+    assert message.count("\n") == 7
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"learnin_rate": 1.0}, "did you mean learning_rate?"),
+        ({"learning_rate": 2.0}, "above 0, up to 1"),
+        ({"learning_rate": float("nan")}, "above 0, up to 1"),
+        ({"connector_learning_rate": True}, "allowed is a number"),
+        ({"batch_size": 1.5}, "whole number from 1"),
+        ({"micro_batch_size": 16}, "above batch_size, which is 8"),
+        ({"method": "lra"}, '"full", "lora", "qlora"'),
+        ({"stage": True}, 'allowed are 1, 2, 3, "custom"'),
+        ({"stage": "3"}, 'allowed are 1, 2, 3, "custom"'),
+        ({"train": ["llm", "llm"]}, "each may be named once"),
+        ({"train": "llm"}, "allowed is a list"),
+        ({"train": []}, "train names no part"),
+        ({"train": ["encoders"]}, 'stage = "custom" trains anything'),
+        ({"stage": "custom"}, "train names no part"),
+        ({"stage": 1, "learning_rate": 1e-4}, "that part is not trained"),
+        ({"lora_encoders": True}, "train does not name"),
+        ({"gradient_checkpointing": 1}, "true and false"),
+        ({"model": "apollo-9b"}, "unknown model"),
+        ({"model": " "}, "not empty"),
+        ({"adapters": ["nowhere"]}, "run the recipe that writes it first"),
+        ({"output": "a.jsonl"}, "is a file"),
+        ({"dtype": "float16"}, '"bfloat16", "float32"'),
+    ],
+)
+def test_a_fault_is_named_with_what_is_allowed(tmp_path: Path, values: dict[str, Any], words: str):
+    found = faults(tmp_path, GOOD | values)
+    assert len(found) == 1
+    assert words in found[0]
+
+
+@pytest.mark.parametrize(
+    ("data", "words"),
+    [
+        ("", "data is missing"),
+        ("data = []", "data names no file"),
+        ('data = "a.jsonl"', "written as tables"),
+        ("[[data]]\nshare = 1.0", "path is missing"),
+        ('[[data]]\npath = "a.jsonl"\nformat = "xml"', '"llava"'),
+        ('[[data]]\npath = "a.jsonl"\nmedia = "videos"', "media folder"),
+        ('[[data]]\npath = "a.jsonl"\nshare = 0.4', "sum to 0.4; they must sum to 1"),
+        ('[[data]]\npath = "a.jsonl"\nshare = 0.4\n[[data]]\npath = "a.jsonl"', "all or for none"),
+        (
+            '[[data]]\npath = "a.jsonl"\n[[validation]]\npath = "a.jsonl"\nshare = 1.0',
+            "validation 1: share is not a key",
+        ),
+    ],
+)
+def test_a_fault_of_the_data_is_named(tmp_path: Path, data: str, words: str):
+    assert words in faults(tmp_path, GOOD, data)[0]
+
+
+@pytest.mark.parametrize("missing", GOOD)
+def test_a_missing_key_is_named(tmp_path: Path, missing: str):
+    values = {key: value for key, value in GOOD.items() if key != missing}
+    assert f"{missing} is missing" in faults(tmp_path, values)
+
+
+@pytest.mark.parametrize(
+    "raw", [b"model = ", b"\xff\xfe", b"a" * 2_000_000, b"a = " + b"[" * 5000 + b"]" * 5000]
+)
+def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, raw: bytes):
+    path = tmp_path / "recipe.toml"
+    path.write_bytes(raw)
+    with pytest.raises(DataError) as caught:
+        load_recipe(path)
+    assert "\n" not in str(caught.value)
+
+
+def test_a_recipe_that_is_not_there_says_how_to_write_one(tmp_path: Path):
+    with pytest.raises(DataError, match="apollo finetune new"):
+        load_recipe(tmp_path / "recipe.toml")
+
+
+def test_a_model_folder_beside_the_recipe_is_found(tmp_path: Path):
+    (tmp_path / "mine").mkdir()
+    assert load_recipe(write(tmp_path, GOOD | {"model": "mine"})).model == str(tmp_path / "mine")
+
+
+def test_the_dump_loads_to_the_same_recipe_from_any_folder(tmp_path: Path):
+    odd = tmp_path / 'a "b" \\ ü\x7f'
+    odd.mkdir()
+    shares = '[[data]]\npath = "a.jsonl"\nshare = 0.25\nmedia = "."\n' + (
+        '[[data]]\npath = "./a.jsonl"\nshare = 0.75\nformat = "jsonl"\n'
+        '[[validation]]\npath = "a.jsonl"\n'
+    )
+    recipe = load_recipe(write(odd, GOOD | {"steps": 3, "fps": 0.1, "learning_rate": 1e-5}, shares))
+    elsewhere = tmp_path / "dump.toml"
+    elsewhere.write_text(to_toml(recipe), "utf-8")
+    loaded = load_recipe(elsewhere)
+    assert loaded == recipe
+    assert loaded.path != recipe.path
+
+
+def test_the_length_of_a_run_follows_samples_and_batch(tmp_path: Path):
+    recipe = load_recipe(write(tmp_path, GOOD | {"epochs": 1.5, "batch_size": 4}))
+    assert recipe.total_steps(10) == 4
+    assert recipe.total_steps(1) == 1
+    assert replace(recipe, steps=7).total_steps(10) == 7
