@@ -1,0 +1,202 @@
+"""The loop: it learns, costs a broken sample only itself, and each trouble is one clear error."""
+
+import json
+import shutil
+import threading
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+import torch
+from PIL import Image
+from safetensors.torch import load_file, save_file
+
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.loop import run_recipe
+from apollo_cli.finetune.recipe import Recipe, load_recipe
+from apollo_cli.finetune.records import read_log
+from apollo_cli.finetune.stopping import LossWatch
+from apollo_cli.model.tokenizer import load_tokenizer
+from tests import tiny
+from tests.finetune.toy import write_toy
+
+
+def run(recipe: Path | Recipe, *, fresh: bool = False) -> tuple[Path, list[str]]:
+    told: list[str] = []
+    loaded = recipe if isinstance(recipe, Recipe) else load_recipe(recipe)
+    return run_recipe(loaded, say=told.append, fresh=fresh), told
+
+
+def losses(out: Path) -> list[float]:
+    return [row["loss"] for row in read_log(out / "log.jsonl") if "loss" in row]
+
+
+@pytest.fixture(scope="module")
+def done(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, list[str]]:
+    recipe = write_toy(tmp_path_factory.mktemp("toy"), steps=12, validation_share=0.2)
+    return run(recipe)
+
+
+def test_a_run_leaves_its_result_its_log_its_picture_and_the_next_commands(
+    done: tuple[Path, list[str]],
+):
+    out, told = done
+    assert {path.name for path in out.iterdir()} >= {
+        *("apollo_adapter.json", "adapter_model.safetensors", "connector.safetensors"),
+        *("recipe.toml", "run.json", "log.jsonl", "loss.png", "checkpoints"),
+    }
+    assert len(losses(out)) == 12
+    with Image.open(out / "loss.png") as picture:
+        assert picture.format == "PNG"
+    facts = json.loads((out / "run.json").read_text())
+    assert facts["packages"]["torch"] == torch.__version__
+    assert len(facts["run"]["data data.jsonl"]) == 64
+    assert facts["validation"]["answered"] == 2
+    assert any(line.startswith("step 12/12  loss ") for line in told)
+    assert f"--adapter {out}" in told[-2]
+    assert "apollo finetune merge" in told[-1]
+
+
+def test_a_run_learns(tmp_path: Path):
+    recipe = write_toy(tmp_path, clips=0, texts=4, steps=25, learning_rate=5e-3)
+    out, _ = run(recipe)
+    assert losses(out)[-1] < 0.2 * losses(out)[0]
+
+
+def test_running_again_says_that_it_is_done(done: tuple[Path, list[str]]):
+    out, _ = done
+    again, told = run(load_recipe(out.parent / "recipe.toml"))
+    assert again == out
+    assert told == [f"this run is done: {out} holds its result; --fresh trains it again"]
+
+
+def test_a_changed_recipe_or_data_is_refused_with_what_has_changed(
+    done: tuple[Path, list[str]], tmp_path: Path
+):
+    out, _ = done
+    folder = tmp_path / "copy"
+    shutil.copytree(out.parent, folder)
+    recipe = load_recipe(folder / "recipe.toml")
+    with (folder / "data.jsonl").open("a") as file:
+        file.write(
+            json.dumps(
+                {
+                    "messages": [
+                        {"role": "user", "content": "Why?"},
+                        {"role": "assistant", "content": "So."},
+                    ]
+                }
+            )
+            + "\n"
+        )
+    with pytest.raises(DataError, match="--fresh") as caught:
+        run(replace(recipe, seed=1, readers=1, micro_batch_size=2))
+    assert set(caught.value.faults) == {
+        "seed was 0 and is 1",
+        "data data.jsonl has changed",
+        "the list of samples that can be used has changed",
+    }
+
+
+def test_fresh_forgets_the_earlier_run(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, steps=2))
+    first, _ = run(recipe)
+    before = losses(first)
+    (first / "quarantine.jsonl").write_text('{"name": "data.jsonl:1"}\n')
+    _, told = run(replace(recipe, steps=3), fresh=True)
+    assert not any("going on" in line for line in told)
+    assert len(losses(first)) == 3
+    assert losses(first)[0] == before[0]
+    assert not (first / "quarantine.jsonl").exists()
+
+
+def test_the_micro_batch_changes_nothing_but_the_order_of_sums(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=1, steps=3))
+    one, _ = run(recipe)
+    all_at_once = replace(recipe, micro_batch_size=4, output=tmp_path / "other", readers=1)
+    other, _ = run(all_at_once)
+    assert losses(one) == pytest.approx(losses(other), abs=1e-5)
+
+
+def test_a_broken_video_costs_its_samples_and_never_the_run(tmp_path: Path):
+    recipe = write_toy(tmp_path, clips=3, questions=1, texts=4, steps=6)
+    (tmp_path / "1.mp4").write_bytes(b"not a video")
+    # The index is whole, so that only decoding finds out.
+    video = bytearray((tmp_path / "2.mp4").read_bytes())
+    start = video.index(b"mdat") + 8
+    video[start : start + 3000] = bytes(3000)
+    (tmp_path / "2.mp4").write_bytes(video)
+    threads = threading.active_count()
+    out, _ = run(recipe)
+    rows = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
+    named = {row["name"]: row["reason"] for row in rows}
+    assert "data.jsonl:2" in named
+    assert "1.mp4" in named["data.jsonl:2"]
+    trained = {n for row in read_log(out / "log.jsonl") for n in row.get("samples", [])}
+    assert not trained & set(named)
+    assert len(losses(out)) == 6
+    assert threading.active_count() == threads
+
+
+def test_data_that_is_mostly_broken_is_no_run(tmp_path: Path):
+    recipe = write_toy(tmp_path, clips=3, texts=1)
+    for number in range(3):
+        (tmp_path / f"{number}.mp4").write_bytes(b"not a video")
+    with pytest.raises(DataError, match=r"6 of 7 samples cannot be read.*apollo finetune check"):
+        run(recipe)
+
+
+def test_samples_that_are_left_out_are_counted_by_kind(tmp_path: Path):
+    recipe = write_toy(tmp_path, clips=0, texts=4, steps=1)
+    with (tmp_path / "data.jsonl").open("a") as file:
+        file.write('{"messages": []}\n{"messages": \n')
+    _, told = run(recipe)
+    assert "2 samples are left out; apollo finetune check names each" in told
+
+
+def test_a_loss_that_is_no_number_stops_and_names_its_sample(tmp_path: Path):
+    model = tiny.save(tmp_path / "model")
+    recipe = write_toy(
+        tmp_path, clips=0, texts=4, steps=8, batch_size=2, save_every=1, model=str(model)
+    )
+    # A token that only the last sample has, sick in the weights.
+    tokenizer = load_tokenizer(model / "llm")
+    sick = set(tokenizer.encode("What is 3 and 3?It is 6."))
+    for n in range(3):
+        sick -= set(tokenizer.encode(f"What is {n} and {n}? It is {2 * n}."))
+    weights = load_file(model / "llm" / "model.safetensors")
+    weights["model.embed_tokens.weight"][sorted(sick)] = float("nan")
+    save_file(weights, model / "llm" / "model.safetensors")
+    with pytest.raises(
+        DataError, match=r"the loss is nan; its samples are data\.jsonl:4;"
+    ) as caught:
+        run(recipe)
+    step = len(losses(tmp_path / "out"))
+    last = f"the last checkpoint is of step {step}" if step else "nothing saved"
+    assert last in told.value.message
+    saved = sorted((tmp_path / "out").glob("checkpoints/*/trained.safetensors"))
+    assert all(t.isfinite().all() for path in saved for t in load_file(path).values())
+
+
+def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, steps=2))
+    refused: list[str] = []
+
+    def again(line: str) -> None:
+        if line.startswith("step 1/2") and not refused:
+            with pytest.raises(DataError) as caught:
+                run(recipe)
+            refused.append(caught.value.message)
+
+    run_recipe(recipe, say=again)
+    assert "another run is writing to" in refused[0]
+
+
+def test_an_exploding_loss_is_told_after_some_steps_and_noise_is_not():
+    watch = LossWatch(10)
+    assert not any(watch.explodes(step, 9.0 if step < 5 else 1.0) for step in range(40))
+    assert not watch.explodes(40, 30.0)
+    assert not watch.explodes(41, 1.0)
+    assert [watch.explodes(step, 7.0) for step in range(42, 47)] == [False] * 4 + [True]
+    tiny = LossWatch(0)
+    assert not any(tiny.explodes(step, 0.001 if step % 3 else 0.5) for step in range(100))
