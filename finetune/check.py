@@ -8,6 +8,7 @@ from pathlib import Path
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.finetune.dataset import Dataset, load_dataset
+from apollo_cli.finetune.facts import FACTS_NAME, FileFacts
 from apollo_cli.finetune.faults import Fault
 from apollo_cli.finetune.needs import describe_needs
 from apollo_cli.finetune.preview import Preview, build_preview
@@ -15,13 +16,7 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
 from apollo_cli.finetune.sample import KINDS, Kind, Sample
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.survey import (
-    FACTS_NAME,
-    FileFacts,
-    Ruler,
-    measure_samples,
-    probe_files,
-)
+from apollo_cli.finetune.survey import Ruler, measure_samples, probe_files
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.opening import shown
 from apollo_cli.watching import Progress, no_progress
