@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 import os
-import stat
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -85,24 +84,6 @@ class AllowedFolders:
     def is_upload(self, path: Path) -> bool:
         """Whether a resolved path is something that a visitor dropped."""
         return self.uploads is not None and path.is_relative_to(self.uploads)
-
-    def open(self, text: str) -> tuple[Path, int]:
-        """Resolve and open a plain file for reading; the caller closes the descriptor.
-
-        Raises:
-            UiForbidden: also when it became a link meanwhile, is no plain file, or may not be read.
-            UsageError: as ``resolve``.
-        """
-        path = self.resolve(text)
-        flags = os.O_RDONLY | getattr(os, "O_NOFOLLOW", 0) | getattr(os, "O_NONBLOCK", 0)
-        try:
-            descriptor = os.open(path, flags | getattr(os, "O_BINARY", 0))
-        except OSError as error:
-            raise UiForbidden(f"{shown(path)} cannot be read ({error.strerror})") from None
-        if not stat.S_ISREG(os.fstat(descriptor).st_mode):
-            os.close(descriptor)
-            raise UiForbidden(f"{shown(path)} is no plain file", "allowed are videos and images")
-        return path, descriptor
 
     def list_media(self, folder: str = "", most: int = 500) -> tuple[list[Entry], bool]:
         """Folders and likely videos and images of one folder, folders first, by name.

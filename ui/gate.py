@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import base64
 import binascii
+import contextlib
 import hmac
 import ipaddress
 import logging
@@ -43,6 +44,7 @@ _UPLOAD = "/gradio_api/upload"
 
 # Talk and settings travel in other requests; beside a file, an upload holds a few headers.
 _MOST_BODY_BYTES, _MULTIPART_BYTES = 16_000_000, 100_000
+_DRAINED_BYTES, _DRAIN_SECONDS = 16_000_000, 2.0
 _WRONG_PASSWORD_SECONDS = 0.5
 
 # Gradio's page has scripts and styles inside of it and makes functions from text, so these are
@@ -117,7 +119,7 @@ class Gate:
                 asked = shown(f"{scope['method']} {scope['path']}{'?' if query else ''}{query}")
                 _LOG.warning("refused: %s from %s: %s", asked[:300], client, refused.reason)
             challenge = {"www-authenticate": 'Basic realm="apollo", charset="UTF-8"'}
-            headers = challenge if refused.status == 401 else {"connection": "close"}
+            headers = {"connection": "close", **(challenge if refused.status == 401 else {})}
             answer = PlainTextResponse(refused.text, refused.status, headers)
             await answer(scope, receive, send)
 
@@ -181,9 +183,10 @@ class Gate:
         most = self.rules.max_upload_bytes + _MULTIPART_BYTES if is_upload else _MOST_BODY_BYTES
         too_much = Refused(413, f"more than the {most:,} bytes that are allowed", "too large")
         announced = Headers(scope=scope).get("content-length", "")
-        if announced.isdecimal() and int(announced) > most:
-            raise too_much
         body = _Body(receive, send, most)
+        if announced.isdecimal() and int(announced) > most:
+            await body.drain()
+            raise too_much
         self._uploading += is_upload
         try:
             await self.app(scope, body.receive, body.send)
@@ -195,6 +198,7 @@ class Gate:
             if is_upload and not self._uploading:
                 _sweep(self.rules.uploads)
         if body.is_over and not body.is_answered:
+            await body.drain()
             raise too_much
 
 
@@ -203,6 +207,7 @@ class _Body:
 
     def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive, self._send, self._left = receive, send, most
+        self._is_read = False
         self.is_answered = False
 
     @property
@@ -212,15 +217,33 @@ class _Body:
     async def receive(self) -> Message:
         if self.is_over:
             return {"type": "http.disconnect"}
-        message = await self._receive()
-        self._left -= len(message.get("body", b""))
+        message = await self._read()
         return {"type": "http.disconnect"} if self.is_over else message
 
     async def send(self, message: Message) -> None:
         if self.is_over and not self.is_answered:
             return
-        self.is_answered = True
+        if not self.is_answered:
+            self.is_answered = True
+            if not await self.drain():
+                # Otherwise all that still comes would be read and thrown away, without end.
+                MutableHeaders(scope=message)["connection"] = "close"
         await self._send(message)
+
+    async def drain(self) -> bool:
+        """Read some of what is left, since who is still sending sees no answer; is that all?"""
+        left = self._left - _DRAINED_BYTES
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(_DRAIN_SECONDS):
+                while not self._is_read and self._left > left:
+                    await self._read()
+        return self._is_read
+
+    async def _read(self) -> Message:
+        message = await self._receive()
+        self._left -= len(message.get("body", b""))
+        self._is_read = self._is_read or not message.get("more_body", False)
+        return message
 
 
 def is_loopback(host: str) -> bool:

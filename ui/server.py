@@ -62,7 +62,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         os.environ["GRADIO_TEMP_DIR"] = str(uploads)
         from apollo_cli.ui.desk import Desk
-        from apollo_cli.ui.page import build_page, look
+        from apollo_cli.ui.page import build_page, page_looks
 
         files = AllowedFolders(options.allow, options.files, uploads)
         media = MediaLinks(files)
@@ -81,7 +81,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
             max_upload_bytes=options.max_upload_bytes,
         )
         blocks = build_page(desk, files, media, defaults)
-        yield Site(build_app(blocks, media, options, **look()), desk, files, media)
+        yield Site(build_app(blocks, media, options, **page_looks()), desk, files, media)
 
 
 def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -> App:
@@ -95,20 +95,18 @@ def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -
 
     assert media.files.uploads is not None
     web = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*media.routes()])
-    web = gradio.mount_gradio_app(
-        web,
-        blocks,
-        path="/",
-        footer_links=[],
-        run_history=False,
-        show_error=False,
-        max_file_size=options.max_upload_bytes,
-        ssr_mode=False,
-        enable_monitoring=False,
-        pwa=False,
-        mcp_server=False,
+    settings: dict[str, Any] = {
         **look,
-    )
+        "footer_links": [],
+        "run_history": False,
+        "show_error": False,
+        "max_file_size": options.max_upload_bytes,
+        "ssr_mode": False,
+        "enable_monitoring": False,
+        "pwa": False,
+        "mcp_server": False,
+    }
+    web = gradio.mount_gradio_app(web, blocks, path="/", **settings)
     rules = Rules(options.host, options.auth, media.files.uploads, options.max_upload_bytes)
     return Gate(web, rules)
 

@@ -3,17 +3,55 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
+from http.client import HTTPConnection
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
+from urllib.parse import urlsplit
 
 from apollo_cli.ui.gate import App
 from apollo_cli.ui.options import UiOptions
 from apollo_cli.ui.server import Server, Site, open_listener, open_site
 
 NANO = {"model": "apollo-nano", "device": "cpu", "dtype": None, "quant": None, "template": None}
+
+
+class Reply(NamedTuple):
+    """What a server answered."""
+
+    status: int
+    headers: dict[str, str]
+    body: bytes
+
+
+def request(
+    address: str,
+    path: str,
+    method: str = "GET",
+    body: bytes | Iterator[bytes] | None = None,
+    more: Mapping[str, str] | None = None,
+    **headers: str,
+) -> Reply:
+    """Send one request with its path exactly as written, and read all of the answer.
+
+    Args:
+        body: an iterator is sent in chunks, without its length.
+        more: headers. headers: likewise, with ``_`` for ``-`` in their names.
+    """
+    place = urlsplit(address)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=30)
+    try:
+        named = {name.replace("_", "-"): value for name, value in headers.items()} | dict(
+            more or {}
+        )
+        connection.request(method, path, body, named, encode_chunked=not isinstance(body, bytes))
+        answer = connection.getresponse()
+        told = {name.lower(): value for name, value in answer.getheaders()}
+        return Reply(answer.status, told, answer.read())
+    finally:
+        connection.close()
 
 
 @contextmanager

@@ -1,0 +1,203 @@
+"""Files reach the player in byte ranges, and nothing else reaches it; over real HTTP."""
+
+import logging
+import os
+import shutil
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from urllib.parse import quote
+
+import pytest
+from starlette.applications import Starlette
+
+from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.media import MediaLinks
+from apollo_cli.ui.previews import Previews
+from tests.ui.serving import request, serving
+
+CASES = Path(__file__).resolve().parents[1] / "cases"
+
+
+@pytest.fixture(scope="module")
+def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A folder with files of many kinds, beside one that is not allowed."""
+    inside = tmp_path_factory.mktemp("media") / "videos"
+    inside.mkdir()
+    for name in ("cfr30.mp4", "hevc10.mp4", "vp8.webm", "photo.jpg", "moov_missing.mp4"):
+        shutil.copy(CASES / name, inside)
+    shutil.copy(CASES / "cfr30.mp4", inside / 'ü 100%25 #1 & "x"?.mp4')
+    shutil.copy(CASES / "cfr30.mp4", inside.parent / "secret.mp4")
+    (inside / "id_rsa").write_text("a key")
+    (inside / "page.mp4").write_text("<html><script>alert(1)</script></html>")
+    (inside / "out.mp4").symlink_to("../secret.mp4")
+    (inside / "way").symlink_to("..")
+    os.mkfifo(inside / "pipe.mp4")
+    return inside
+
+
+@pytest.fixture(scope="module")
+def media(place: Path) -> Iterator[MediaLinks]:
+    links = MediaLinks(AllowedFolders([place]), Previews(place.parent / "previews"))
+    yield links
+    links.close()
+
+
+@pytest.fixture(scope="module")
+def address(media: MediaLinks) -> Iterator[str]:
+    with serving(Starlette(routes=[*media.routes()])) as found:
+        yield found
+
+
+@pytest.mark.parametrize(
+    ("name", "kind"),
+    [("cfr30.mp4", "video/mp4"), ("vp8.webm", "video/webm"), ("photo.jpg", "image/jpeg")],
+)
+def test_a_file_comes_whole_with_its_type(address: str, place: Path, name: str, kind: str):
+    reply = request(address, f"/media?file={name}")
+    assert reply.status == 200
+    assert reply.headers["content-type"] == kind
+    assert reply.headers["accept-ranges"] == "bytes"
+    assert reply.body == (place / name).read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("asked", "start", "end"),
+    [
+        ("bytes=0-99", 0, 100),
+        ("bytes=100-", 100, None),
+        ("bytes=-50", -50, None),
+        ("bytes=14000-99999999", 14000, None),
+    ],
+)
+def test_a_range_is_that_piece_of_the_file(
+    address: str, place: Path, asked: str, start: int, end: int | None
+):
+    whole = (place / "cfr30.mp4").read_bytes()
+    reply = request(address, "/media?file=cfr30.mp4", Range=asked)
+    piece = whole[start:end]
+    first = start % len(whole)
+    assert (reply.status, reply.body) == (206, piece)
+    assert reply.headers["content-range"] == f"bytes {first}-{first + len(piece) - 1}/{len(whole)}"
+
+
+def test_a_range_past_the_end_is_told_so(address: str):
+    reply = request(address, "/media?file=cfr30.mp4", Range="bytes=99999999-")
+    assert reply.status == 416
+
+
+def test_a_range_of_a_file_that_changed_meanwhile_is_the_whole_file(address: str, place: Path):
+    reply = request(address, "/media?file=cfr30.mp4")
+    tag = reply.headers["etag"]
+    same = request(address, "/media?file=cfr30.mp4", Range="bytes=0-9", If_Range=tag)
+    other = request(address, "/media?file=cfr30.mp4", Range="bytes=0-9", If_Range='"other"')
+    assert (same.status, other.status) == (206, 200)
+
+
+def test_head_tells_the_length_and_sends_nothing(address: str, place: Path):
+    reply = request(address, "/media?file=cfr30.mp4", "HEAD")
+    assert (reply.status, reply.body) == (200, b"")
+    assert int(reply.headers["content-length"]) == (place / "cfr30.mp4").stat().st_size
+    assert request(address, "/media?file=cfr30.mp4", "POST").status == 405
+
+
+def test_a_piece_of_a_file_of_ten_gigabytes_comes_at_once(address: str, place: Path):
+    huge = place / "huge.mp4"
+    shutil.copy(CASES / "cfr30.mp4", huge)
+    # A box that fills the rest, as free space does; nothing of it is stored.
+    size = 10_000_000_000
+    with huge.open("r+b") as file:
+        start = file.seek(0, os.SEEK_END)
+        length = (size - start).to_bytes(8, "big")
+        file.write(b"\x00\x00\x00\x01free" + length)
+        file.truncate(size)
+    began = time.monotonic()
+    reply = request(address, "/media?file=huge.mp4", Range=f"bytes={size - 1000}-")
+    assert (reply.status, len(reply.body)) == (206, 1000)
+    assert time.monotonic() - began < 5
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "../secret.mp4",
+        "%2e%2e%2fsecret.mp4",
+        "%252e%252e%252fsecret.mp4",
+        "..%5csecret.mp4",
+        "videos/../../secret.mp4",
+        "/etc/passwd",
+        "%2Fetc%2Fpasswd",
+        "file:///etc/passwd",
+        "http://127.0.0.1/",
+        "~/.bashrc",
+        "out.mp4",
+        "way/secret.mp4",
+        "cfr30.mp4%00.txt",
+        "%ff%fe",
+        "nowhere.mp4",
+        "id_rsa",
+        "page.mp4",
+        "moov_missing.mp4",
+        "pipe.mp4",
+        ".",
+        "",
+    ],
+)
+@pytest.mark.parametrize("route", ["media", "preview"])
+def test_any_other_file_is_refused_with_a_line_in_the_log(
+    address: str, asked: str, route: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING, logger="apollo_cli.ui"):
+        reply = request(address, f"/{route}?file={asked}")
+    assert (reply.status, reply.body) == (403, b"this may not be opened here")
+    (record,) = [row for row in caplog.records if row.name == "apollo_cli.ui"]
+    line = record.getMessage()
+    assert line.startswith(f"refused: GET /{route}?file=") and "127.0.0.1" in line
+    assert "\n" not in line
+
+
+def test_what_a_browser_does_not_play_is_not_served_as_it_is(address: str):
+    assert request(address, "/media?file=hevc10.mp4").status == 403
+
+
+def test_an_odd_name_has_an_address_that_leads_back_to_it(
+    address: str, media: MediaLinks, place: Path
+):
+    path = place / 'ü 100%25 #1 & "x"?.mp4'
+    state = media.state(path)
+    assert (state.state, state.kind) == ("plays", "video")
+    assert '"' not in state.address and "&" not in state.address
+    assert request(address, f"/{state.address}").body == path.read_bytes()
+
+
+def test_a_name_that_is_not_utf_8_is_told_and_has_no_address(media: MediaLinks, place: Path):
+    path = place / os.fsdecode(b"\xff.mp4")
+    shutil.copy(CASES / "cfr30.mp4", path)
+    state = media.state(path)
+    assert (state.state, state.address) == ("cannot be shown", "")
+    assert state.reason == "its name is not valid UTF-8"
+
+
+def test_a_preview_goes_from_being_made_to_ready_and_is_served(
+    address: str, media: MediaLinks, place: Path
+):
+    path = place / "hevc10.mp4"
+    link = f"/preview?file={quote(str(path))}"
+    assert request(address, link).status == 404
+    state = media.state(path)
+    assert (state.state, state.address) == ("making a preview", "")
+    assert state.reason == "browsers do not play hevc everywhere"
+    deadline = time.monotonic() + 30
+    while (state := media.state(path)).state == "making a preview":
+        assert 0 <= state.share < 1 and time.monotonic() < deadline
+        time.sleep(0.05)
+    assert state.state == "preview ready"
+    reply = request(address, f"/{state.address}", Range="bytes=0-11")
+    assert (reply.status, reply.body[4:8]) == (206, b"ftyp")
+    assert reply.headers["content-type"] == "video/mp4"
+
+
+def test_what_cannot_be_shown_says_why(media: MediaLinks, place: Path):
+    state = media.state(place / "moov_missing.mp4")
+    assert (state.state, state.kind) == ("cannot be shown", "none")
+    assert "it has no index" in state.reason
