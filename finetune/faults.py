@@ -79,9 +79,7 @@ KINDS: dict[str, FaultKind] = {
     "duplicate": FaultKind("note", "it is learned more often than others"),
     "odd_file": FaultKind("note", "it is read all the same"),
     "end_after_video": FaultKind("note", "the video's own end is taken"),
-    "thinned": FaultKind(
-        "note", "its clips are spaced out", "raise max_tokens, or use from and to"
-    ),
+    "thinned": FaultKind("note", "clips are spaced out", "raise max_tokens, or set from and to"),
     "held_out_twice": FaultKind(
         "note", "validation says little about what was trained on", "leave it out of one"
     ),
