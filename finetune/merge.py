@@ -64,6 +64,7 @@ def merge_result(
         )
     with parameters_on_meta():
         network = ApolloModel(build_network_config(checkpoint))
+    network.llm.tie_weights()
     for result in located.chain:
         check_base(result, checkpoint)
     changes: dict[Key, list[Change]] = {}

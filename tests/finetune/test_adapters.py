@@ -1,4 +1,4 @@
-"""What is opened for training, how it is grouped, and results that are the trained network again."""
+"""What is opened for training, how it is grouped, and results that are the trained network."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from apollo_cli.finetune.adapters import load_base, prepare_network, save_result
 from apollo_cli.finetune.recipe import load_recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part
 from apollo_cli.weights.adapter import MANIFEST
-from apollo_cli.weights.load import load_model
 from apollo_cli.weights.quantize import report_of
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
@@ -26,6 +25,7 @@ from tests.finetune.results import look, recipe_of, train_randomly
 from tests.tiny import Tiny
 
 NANO = Path(__file__).parents[2] / "weights" / "nano"
+Seen = tuple[torch.Tensor, torch.Tensor]
 ALL: tuple[Part, ...] = ("llm", "connector", "encoders")
 
 
@@ -34,10 +34,9 @@ def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return tiny.save(tmp_path_factory.mktemp("adapters") / "tiny", Tiny(tied=True))
 
 
-def close(
-    a: tuple[torch.Tensor, ...], b: tuple[torch.Tensor, ...], tolerance: float = 1e-4
-) -> bool:
-    return all(torch.allclose(x, y, atol=tolerance, rtol=1e-4) for x, y in zip(a, b, strict=True))
+def close(one: Seen, other: Seen, tolerance: float = 1e-4) -> bool:
+    pairs = zip(one, other, strict=True)
+    return all(torch.allclose(a, b, atol=tolerance, rtol=1e-4) for a, b in pairs)
 
 
 @pytest.mark.parametrize("lora_encoders", [False, True])
@@ -103,14 +102,12 @@ def test_the_same_seed_starts_from_the_same_factors_and_leaves_other_randomness_
     checkpoint: Path, tmp_path: Path
 ):
     recipe = recipe_of(checkpoint, tmp_path / "out")
-    torch.manual_seed(5)
-    expected = torch.rand(1)
     starts = []
     for seed in (0, 0, 1):
-        torch.manual_seed(5)
-        again = replace(recipe, seed=seed)
-        starts.append(prepare_network(load_base(again).network, again).parameters)
-        assert torch.equal(torch.rand(1), expected)
+        network = load_base(recipe).network
+        before = torch.random.get_rng_state()
+        starts.append(prepare_network(network, replace(recipe, seed=seed)).parameters)
+        assert torch.equal(torch.random.get_rng_state(), before)
     same, other = ([torch.equal(starts[0][n], start[n]) for n in start] for start in starts[1:])
     assert all(same)
     assert not all(other)
@@ -155,9 +152,7 @@ def test_the_adapter_is_one_that_peft_loads_by_itself(checkpoint: Path, tmp_path
 
 def test_a_chain_of_stages_is_applied_in_its_order(checkpoint: Path, tmp_path: Path):
     one = recipe_of(checkpoint, tmp_path / "one", train=("connector",))
-    two = recipe_of(
-        checkpoint, tmp_path / "two", train=("llm", "connector"), adapters=(one.output,)
-    )
+    two = replace(one, output=tmp_path / "two", train=("llm", "connector"), adapters=(one.output,))
     three = recipe_of(checkpoint, tmp_path / "three", method="full", adapters=(two.output,))
     train_randomly(one, 1)
     train_randomly(two, 2)
@@ -220,7 +215,3 @@ def test_weights_in_few_bits_are_not_trained_whole(checkpoint: Path, tmp_path: P
     stored = save_quantized(checkpoint, tmp_path / "stored", "4bit").folder
     with pytest.raises(DataError, match='allowed is "qlora"'):
         load_base(recipe_of(stored, tmp_path / "out", method="full"))
-    result = recipe_of(stored, tmp_path / "out", method="qlora")
-    trained = train_randomly(result)
-    network, _ = load_model(checkpoint, quant="4bit")
-    assert report_of(network.llm) == report_of(trained.llm)
