@@ -155,6 +155,11 @@ class Server(uvicorn.Server):
         await super().startup(sockets=sockets)
         self._begin()
 
+    async def shutdown(self, sockets: list[socket.socket] | None = None) -> None:
+        """Hang up on all tabs, of which every open one would be told as a fault."""
+        logging.getLogger("uvicorn.error").setLevel(logging.CRITICAL)
+        await super().shutdown(sockets=sockets)
+
 
 def open_listener(host: str, port: int | None) -> socket.socket:
     """A listening socket; without a port, the first free one from 7860 on.
@@ -263,6 +268,7 @@ def _tell_on_stderr() -> None:
     for name in ("apollo_cli.ui", "uvicorn", "asyncio"):
         logger = logging.getLogger(name)
         logger.handlers, logger.propagate = [_OneLine(logging.WARNING)], False
+        logger.setLevel(logging.WARNING)
 
 
 @contextlib.contextmanager
