@@ -56,7 +56,7 @@ class Cost:
             phrases.append("already watched")
         elif self.watch_seconds is not None:
             total = self.watch_seconds + (self.read_seconds or 0.0)
-            phrases.append(f"about {duration(total)} to the first word")
+            phrases.append(f"{duration(total)} to the first word")
         else:
             phrases.append("time known after the first answer")
         return phrases
@@ -89,9 +89,9 @@ def duration(seconds: float) -> str:
     if seconds < _SOON_SECONDS:
         return "less than 1 s"
     if seconds < 59.5:
-        return f"{seconds:.0f} s"
+        return f"about {seconds:.0f} s"
     minutes = round(seconds / 60)
-    return f"{minutes} min" if minutes < 60 else f"{minutes // 60} h {minutes % 60} min"
+    return f"about {minutes} min" if minutes < 60 else f"about {minutes // 60} h {minutes % 60} min"
 
 
 def estimate_cost(

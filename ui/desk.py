@@ -98,12 +98,16 @@ class Desk:
         reading: ReadingOptions,
         generation: GenerationOptions,
     ) -> Visit:
-        """The visit of a key, or a new one; those that are over are dropped."""
+        """The visit of a key, or a new one; those that are over are dropped.
+
+        Args:
+            key: nobody else can guess it; None makes one up.
+        """
         with self._lock:
             self._sweep()
             found = self.visits.get(key or "")
             if found is None:
-                found = Visit(secrets.token_urlsafe(18), sampling, reading, generation)
+                found = Visit(key or secrets.token_urlsafe(18), sampling, reading, generation)
                 self.visits[found.key] = found
             found.used, found.left = time.monotonic(), None
             return found
@@ -184,6 +188,7 @@ class Desk:
 
     def plan_later(self, visit: Visit) -> None:
         """Work out what a question would cost, once the model is there."""
+        visit.is_planning = True
         visit.revise()
         if self._loaded is not None:
             self._loaded.add_done_callback(lambda _: self._looker_submit(visit))
@@ -194,16 +199,18 @@ class Desk:
             self._looker.submit(self._plan, visit)
 
     def _plan(self, visit: Visit) -> None:
-        if self.apollo is None or not visit.infos:
-            return
-        infos, talk = list(visit.infos), visit.talk(self.apollo)
+        apollo, infos = self.apollo, list(visit.infos)
         try:
-            watched = self.shelf.find(identity(talk, visit)) is not None
-            visit.cost = estimate_cost(self.apollo, talk, infos, self.pace, is_watched=watched)
-            visit.cost_error = ""
+            if apollo is not None and infos:
+                talk = visit.talk(apollo)
+                watched = self.shelf.find(identity(talk, visit)) is not None
+                visit.cost = estimate_cost(apollo, talk, infos, self.pace, is_watched=watched)
+                visit.cost_error = ""
         except (ApolloError, OSError) as error:
             visit.cost_error = sentence(error)
-        visit.revise()
+        finally:
+            visit.is_planning = False
+            visit.revise()
 
     def _ask(self, visit: Visit, task: Task) -> None:
         with self._working(visit, task) as (talk, report):
@@ -266,7 +273,6 @@ class Desk:
     def _do(self, visit: Visit, task: Task, work: Work) -> None:
         task.check()
         work(visit, task)
-        task.check()
 
     def _finish(self, visit: Visit, task: Task, future: Future[None]) -> None:
         with self._lock:
@@ -279,7 +285,7 @@ class Desk:
             self._opener.close()
         if visit.task is not task:
             return
-        if stopped and error is not None:
+        if future.cancelled() or (stopped and error is not None):
             visit.notice = "stopped"
             if task.kind == "ask" and task.text:
                 visit.told.append(Told(task.question, task.text, is_kept=False))

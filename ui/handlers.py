@@ -45,6 +45,7 @@ class State:
         model_share: how much of it is loaded. model_error: why there will be none.
         is_toy: whether the embedded toy answers.
         files: in view. cost: of the next question, in short phrases. cost_error: why there is none.
+        is_planning: another cost is being worked out.
         told: all turns so far. task: what is being done; empty when nothing is.
         question, text: of the answer that is being written. stage: of the work.
         place: how many other visitors come first. error, notice: what to tell the visitor.
@@ -57,6 +58,7 @@ class State:
     files: tuple[Shown, ...]
     cost: tuple[str, ...]
     cost_error: str
+    is_planning: bool
     told: tuple[Told, ...]
     task: TaskKind | None
     question: str
@@ -71,8 +73,7 @@ class State:
         """Whether nothing will change by itself."""
         loading = not self.model and not self.model_error
         previews = any(shown.media.state == "making a preview" for shown in self.files)
-        planning = bool(self.files and not self.cost and not self.cost_error and self.model)
-        return not (loading or previews or planning or self.task)
+        return not (loading or previews or self.is_planning or self.task)
 
 
 @dataclass(frozen=True)
@@ -251,6 +252,7 @@ class Handlers:
             files=shown,
             cost=tuple(visit.cost.describe()) if visit.cost else (),
             cost_error=visit.cost_error,
+            is_planning=visit.is_planning,
             told=tuple(visit.told),
             task=task.kind if task else None,
             question=task.question if task else "",

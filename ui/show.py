@@ -171,7 +171,7 @@ def work(state: State) -> str:
         return _bar(f"Waiting: {before} first", None, "")
     stage = state.stage or Stage("open")
     share = stage.done / stage.total if stage.total and stage.name != "write" else None
-    left = f"about {duration(stage.seconds_left)} left" if stage.seconds_left is not None else ""
+    left = f"{duration(stage.seconds_left)} left" if stage.seconds_left is not None else ""
     names = "" if state.task == "open" else _steps(stage.name)
     return _bar(_doing(state, stage), share, left) + names
 

@@ -120,6 +120,7 @@ class Visit:
         turns: the talk as the model is told it. told: as the visitor is shown it.
         answers: the record of the last answer, where there is one.
         cost: of the next question; None until it is known. cost_error: why there is none.
+        is_planning: whether another cost is being worked out.
         task: what is being done. error: what went wrong last. notice: a word that is no error.
         uploads: files to be deleted with the visit.
         session: of the page that shows it now. used: when it was last heard of.
@@ -140,6 +141,7 @@ class Visit:
     answers: list[Answer] = field(default_factory=list)
     cost: Cost | None = None
     cost_error: str = ""
+    is_planning: bool = False
     task: Task | None = None
     error: str = ""
     notice: str = ""

@@ -1,0 +1,58 @@
+"""What the tests of the chat share: short drawn videos, and a desk with apollo-nano."""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.engine import load
+from apollo_cli.finetune.nano.toybox import sample_world, write_video
+from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.visit import Visit
+
+SHORT = GenerationOptions(max_new_tokens=8)
+
+
+def draw_videos(folder: Path, count: int) -> list[Path]:
+    """Write that many short videos, each another one."""
+    folder.mkdir(parents=True, exist_ok=True)
+    paths = [folder / f"video{number}.mp4" for number in range(count)]
+    for number, path in enumerate(paths):
+        write_video(sample_world(number), path)
+    return paths
+
+
+@contextmanager
+def nano_desk(keep_videos: int = 4) -> Iterator[Desk]:
+    """A desk whose model is loading, closed at the end."""
+    desk = Desk(
+        lambda report: load("apollo-nano", device="cpu", use_cache=False, on_progress=report),
+        keep_videos=keep_videos,
+    )
+    desk.start()
+    try:
+        yield desk
+    finally:
+        desk.close()
+
+
+def new_visit(desk: Desk, generation: GenerationOptions = SHORT) -> Visit:
+    """A visitor with a talk of its own."""
+    return desk.visit(None, SamplingOptions(), ReadingOptions(), generation)
+
+
+def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
+    """Wait for something that another thread does."""
+    end = time.monotonic() + seconds
+    while not condition():
+        assert time.monotonic() < end, "it did not happen"
+        time.sleep(0.005)
+
+
+def at_rest(visit: Visit) -> Visit:
+    """Wait until nothing is done for a visitor."""
+    until(lambda: visit.task is None)
+    return visit

@@ -1,0 +1,309 @@
+"""The desk: visitors apart, one model, a fair line, a stop at any moment, bounded memory."""
+
+from __future__ import annotations
+
+import gc
+import resource
+import threading
+import weakref
+from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apollo_cli.config import SamplingOptions
+from apollo_cli.conversation import Conversation
+from apollo_cli.errors import UsageError, WeightsError
+from apollo_cli.ui import desk as desk_module
+from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.visit import Task, Visit
+from apollo_cli.watching import Progress
+from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit, until
+
+QUESTIONS = (
+    "What is shown first?",
+    "How many things are there?",
+    "What colour is it?",
+    "When does it appear?",
+    "What happens at the end?",
+)
+
+
+@pytest.fixture(scope="module")
+def videos(tmp_path_factory: pytest.TempPathFactory) -> list[Path]:
+    return draw_videos(tmp_path_factory.mktemp("videos"), 3)
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    with nano_desk(keep_videos=2) as opened:
+        until(lambda: opened.apollo is not None)
+        yield opened
+
+
+def visitor(desk: Desk, *paths: Path) -> Visit:
+    visit = new_visit(desk)
+    if paths:
+        desk.open(visit, paths)
+        at_rest(visit)
+        assert visit.error == ""
+    return visit
+
+
+def block(desk: Desk) -> tuple[Visit, threading.Event]:
+    """A visitor that keeps the model busy until the event is set."""
+    visit, done = new_visit(desk), threading.Event()
+    desk.submit(visit, Task("ask"), lambda visit, task: assert_set(done))
+    until(lambda: desk.place(visit.task or Task("ask")) == 0)
+    return visit, done
+
+
+def assert_set(event: threading.Event) -> None:
+    assert event.wait(30)
+
+
+def talk_alone(desk: Desk, video: Path, questions: Sequence[str]) -> list[str]:
+    assert desk.apollo is not None
+    talk = Conversation(desk.apollo, SHORT)
+    talk.watch([str(video)])
+    return ["".join(talk.ask(question)).strip() for question in questions]
+
+
+def test_twenty_visitors_with_five_questions_each_get_their_own_answers_in_flat_memory(
+    desk: Desk, videos: list[Path]
+):
+    orders = [list(QUESTIONS), list(reversed(QUESTIONS))]
+    expected = {
+        (video, order): talk_alone(desk, video, orders[order])
+        for video in videos[:2]
+        for order in (0, 1)
+    }
+    peaks: list[int] = []
+
+    def talk(number: int) -> None:
+        video, order = videos[number % 2], number // 2 % 2
+        visit = visitor(desk, video)
+        for question in orders[order]:
+            desk.ask(visit, question)
+            at_rest(visit)
+            peaks.append(resource.getrusage(resource.RUSAGE_SELF).ru_maxrss)
+            assert visit.error == ""
+        assert [told.answer for told in visit.told] == expected[video, order]
+        assert len(visit.turns) == 5
+
+    with ThreadPoolExecutor(20) as pool:
+        list(pool.map(talk, range(20)))
+    assert len(peaks) == 100
+    # In kilobytes: what a first round of all visitors needed is enough for the other four.
+    assert peaks[-1] - peaks[24] < 60_000
+    assert len(desk.shelf) <= 2
+
+
+def test_what_is_kept_of_videos_is_bounded_and_the_rest_is_watched_again(
+    desk: Desk, videos: list[Path]
+):
+    first = visitor(desk, videos[0])
+    for path in videos:
+        visit = visitor(desk, path)
+        desk.ask(visit, QUESTIONS[0])
+        at_rest(visit)
+        assert visit.error == ""
+    assert len(desk.shelf) == 2
+    desk.ask(first, QUESTIONS[0])
+    at_rest(first)
+    assert [told.answer for told in first.told] == talk_alone(desk, videos[0], [QUESTIONS[0]])
+
+
+def test_a_visit_keeps_times_but_no_tokens_of_what_was_seen(desk: Desk, videos: list[Path]):
+    visit = visitor(desk, videos[0])
+    desk.ask(visit, QUESTIONS[0])
+    at_rest(visit)
+    assert visit.seen[0].tokens.nbytes == 0
+    assert len(visit.seen[0].times) == len(visit.seen[0].plan)
+
+
+def test_everybody_has_one_piece_of_work_in_line_and_knows_the_place(desk: Desk):
+    busy, done = block(desk)
+    waiting = [new_visit(desk) for _ in range(3)]
+    for visit in waiting:
+        desk.ask(visit, "one?")
+    assert [desk.place(visit.task) for visit in waiting if visit.task] == [1, 2, 3]
+    with pytest.raises(UsageError, match="press Stop"):
+        desk.ask(waiting[0], "two?")
+    done.set()
+    for visit in (busy, *waiting):
+        at_rest(visit)
+    assert [len(visit.told) for visit in waiting] == [1, 1, 1]
+
+
+def test_who_waits_and_stops_leaves_the_line_at_once(desk: Desk):
+    _, done = block(desk)
+    first, second = new_visit(desk), new_visit(desk)
+    desk.ask(first, "one?")
+    desk.ask(second, "two?")
+    desk.stop(first)
+    at_rest(first)
+    assert first.notice == "stopped"
+    assert desk.place(second.task or Task("ask")) == 1
+    done.set()
+    assert len(at_rest(second).told) == 1
+
+
+@pytest.mark.parametrize("stage", ["decode", "encode", "read", "write"])
+def test_work_stops_at_every_stage_and_the_next_question_is_answered(
+    desk: Desk, videos: list[Path], stage: str, monkeypatch: pytest.MonkeyPatch
+):
+    visit = visitor(desk, videos[0])
+    desk.shelf = type(desk.shelf)(2)
+    advance = Task.advance
+
+    def stop_there(task: Task, name: str, done: int, total: int) -> None:
+        if name == stage and (name != "write" or task.text):
+            desk.stop(visit)
+        advance(task, name, done, total)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(Task, "advance", stop_there)
+        desk.ask(visit, QUESTIONS[0])
+        at_rest(visit)
+    assert (visit.error, visit.notice) == ("", "stopped")
+    assert visit.turns == []
+    assert [told.is_kept for told in visit.told] == [False] * (stage == "write")
+    desk.ask(visit, QUESTIONS[0])
+    at_rest(visit)
+    assert visit.told[-1].answer == talk_alone(desk, videos[0], [QUESTIONS[0]])[0]
+
+
+def test_opening_can_be_stopped_and_the_next_file_opens(desk: Desk, videos: list[Path]):
+    visit = new_visit(desk)
+    desk.open(visit, [videos[0]] * 40)
+    until(lambda: visit.task is None or visit.task.stage is not None)
+    desk.stop(visit)
+    at_rest(visit)
+    assert (visit.infos, visit.error, visit.notice) == ([], "", "stopped")
+    desk.open(visit, [videos[1]])
+    at_rest(visit)
+    assert [info.path for info in visit.infos] == [videos[1]]
+
+
+def test_a_file_that_cannot_be_read_is_told_and_the_others_stay_in_view(
+    desk: Desk, videos: list[Path], tmp_path: Path
+):
+    visit = visitor(desk, videos[0])
+    (tmp_path / "broken.mp4").write_bytes(b"nothing of a video")
+    desk.open(visit, [tmp_path / "broken.mp4"])
+    at_rest(visit)
+    assert "broken.mp4" in visit.error
+    assert [info.path for info in visit.infos] == [videos[0]]
+
+
+def test_the_plan_follows_the_settings_and_says_what_is_remembered(desk: Desk, videos: list[Path]):
+    visit = visitor(desk, videos[0])
+    until(lambda: visit.cost)
+    assert visit.cost is not None
+    all_clips = len(visit.cost.plans[0])
+    visit.sampling = SamplingOptions(max_clips=1)
+    visit.forget_what_was_seen()
+    desk.plan_later(visit)
+    until(lambda: visit.cost)
+    assert len(visit.cost.plans[0]) == 1 < all_clips
+    desk.ask(visit, QUESTIONS[0])
+    at_rest(visit)
+    until(lambda: visit.cost and visit.cost.is_remembered)
+    assert "already watched" in visit.cost.describe()
+    visit.sampling = replace(visit.sampling, start_seconds=1e6)
+    desk.plan_later(visit)
+    until(lambda: visit.cost_error)
+    assert "the video ends at" in visit.cost_error
+
+
+def test_the_last_answer_is_checked_blindly(desk: Desk, videos: list[Path]):
+    visit = visitor(desk, videos[0])
+    with pytest.raises(UsageError, match="no answer about a video"):
+        desk.check_blind(visit)
+    desk.ask(visit, QUESTIONS[0])
+    at_rest(visit)
+    desk.check_blind(visit)
+    at_rest(visit)
+    assert visit.error == ""
+    assert visit.told[-1].check[0].startswith("without the video: ")
+    assert len(visit.turns) == 1
+
+
+def test_a_visit_is_dropped_with_its_uploads_some_time_after_its_tab_was_closed(
+    desk: Desk, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    visit, other = new_visit(desk), new_visit(desk)
+    visit.session, shared, own = "a page", tmp_path / "x" / "shared.mp4", tmp_path / "y" / "own.mp4"
+    for path in (shared, own):
+        path.parent.mkdir()
+        path.write_bytes(b"")
+    visit.uploads, other.uploads = {shared, own}, {shared}
+    desk.leave("another page")
+    desk.leave("a page")
+    assert desk.visit(visit.key, visit.sampling, visit.reading, visit.generation) is visit
+    desk.leave("a page")
+    monkeypatch.setattr(desk_module, "_AWAY_SECONDS", -1.0)
+    assert new_visit(desk) is not visit
+    assert visit.key not in desk.visits
+    assert other.key in desk.visits
+    assert shared.exists()
+    assert not own.parent.exists()
+
+
+def test_work_for_a_tab_that_was_closed_ends(
+    desk: Desk, videos: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(desk_module, "_WORK_SECONDS", -1.0)
+    visit = visitor(desk, videos[0])
+    visit.session = "a page"
+    desk.leave("a page")
+    desk.ask(visit, QUESTIONS[0])
+    assert at_rest(visit).notice == "stopped"
+
+
+def test_too_many_visits_drop_the_one_that_was_idle_for_longest(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(desk_module, "_MOST_VISITS", 3)
+    with nano_desk() as small:
+        visits = [new_visit(small) for _ in range(5)]
+        assert list(small.visits) == [visit.key for visit in visits[2:]]
+
+
+def test_a_model_that_cannot_be_loaded_is_told_instead_of_an_answer():
+    def fail(report: Progress) -> None:
+        raise WeightsError("it is broken", next_step="fetch it again")
+
+    broken = Desk(fail)  # pyright: ignore[reportArgumentType]
+    broken.start()
+    visit = new_visit(broken)
+    broken.ask(visit, "one?")
+    assert at_rest(visit).error == "it is broken; fetch it again"
+    assert broken.loading.error == "it is broken; fetch it again"
+    broken.close()
+
+
+def test_a_fault_of_ours_is_one_sentence_and_the_desk_goes_on(
+    desk: Desk, capsys: pytest.CaptureFixture[str]
+):
+    visit = new_visit(desk)
+    desk.submit(visit, Task("ask"), lambda visit, task: visit.infos.__delitem__(0))
+    assert at_rest(visit).error.startswith(
+        "unexpected IndexError: list assignment index out of range"
+    )
+    assert capsys.readouterr().err.startswith("error: unexpected IndexError: ")
+    desk.ask(visit, "one?")
+    assert len(at_rest(visit).told) == 1
+
+
+def test_visits_are_let_go(desk: Desk, videos: list[Path]):
+    def come_and_go() -> weakref.ref[Visit]:
+        visit = visitor(desk, videos[0])
+        desk.ask(visit, QUESTIONS[0])
+        at_rest(visit)
+        del desk.visits[visit.key]
+        return weakref.ref(visit)
+
+    gone = come_and_go()
+    until(lambda: gc.collect() >= 0 and gone() is None, 10)

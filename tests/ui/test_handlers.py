@@ -1,0 +1,308 @@
+"""What a visitor can do, without a server: each action gives the states that the page shows."""
+
+from __future__ import annotations
+
+import json
+import shutil
+from collections.abc import Iterator
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from apollo_cli.citations import Citation
+from apollo_cli.ui import show
+from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.handlers import Handlers, State
+from apollo_cli.ui.media import MediaLinks
+from apollo_cli.ui.options import UiDefaults
+from apollo_cli.ui.settings import Settings
+from apollo_cli.ui.visit import Stage, Told, Visit
+from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, until
+
+PHOTO = Path(__file__).parents[1] / "cases" / "photo.jpg"
+HOSTILE = "<img src=x onerror=alert(1)>.mp4"
+PLAIN = Settings("0", "", "fps", "", "", subtitles=False, answer_tokens="8", temperature="0")
+KEY = "k" * 36
+
+
+@pytest.fixture(scope="module")
+def desk() -> Iterator[Desk]:
+    with nano_desk() as opened:
+        until(lambda: opened.apollo is not None)
+        yield opened
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    folder = tmp_path_factory.mktemp("allowed") / "videos"
+    videos = draw_videos(folder, 2)
+    shutil.copy(videos[0], folder / HOSTILE)
+    shutil.copy(PHOTO, folder)
+    (folder / "more").mkdir()
+    shutil.copy(videos[1], folder.parent / "outside.mp4")
+    return folder
+
+
+@pytest.fixture(scope="module")
+def handlers(desk: Desk, folder: Path) -> Iterator[Handlers]:
+    files = AllowedFolders([folder], uploads=folder.parent / "uploads")
+    media = MediaLinks(files)
+    yield Handlers(desk, files, media, UiDefaults(generation=SHORT))
+    media.close()
+
+
+@pytest.fixture
+def visit(handlers: Handlers) -> Visit:
+    handlers.desk.visits.clear()
+    handlers.defaults = UiDefaults(generation=SHORT)
+    return handlers.arrive(KEY, "page")
+
+
+def last(states: Iterator[State]) -> State:
+    return list(states)[-1]
+
+
+def test_a_file_is_opened_by_path_and_its_plan_and_strip_follow(handlers: Handlers, visit: Visit):
+    states = list(handlers.open(visit, "video0.mp4"))
+    assert states[0].task == "open"
+    state = states[-1]
+    (shown,) = state.files
+    assert (shown.name, shown.media.state) == ("video0.mp4", "plays")
+    assert shown.strip is not None
+    assert not shown.strip.is_seen
+    assert "every moment seen" in state.cost[0]
+    assert state.is_settled
+
+
+@pytest.mark.parametrize("name", ["../outside.mp4", "/etc/passwd", "missing.mp4", "", "more"])
+def test_what_may_not_or_cannot_be_opened_is_one_sentence_and_the_visit_goes_on(
+    handlers: Handlers, visit: Visit, name: str
+):
+    state = last(handlers.open(visit, name))
+    assert state.error
+    assert state.files == ()
+    assert last(handlers.open(visit, "video0.mp4")).error == ""
+
+
+def test_a_file_is_added_to_those_in_view_and_they_share_one_question(
+    handlers: Handlers, visit: Visit
+):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.open(visit, "photo.jpg", add=True))
+    assert [shown.name for shown in state.files] == ["video0.mp4", "photo.jpg"]
+    assert state.files[1].strip is None
+    assert "clips in all" in state.cost[0]
+    state = last(handlers.ask(visit, "What is shown?"))
+    assert state.told[-1].is_kept
+    for _ in range(6):
+        last(handlers.open(visit, "photo.jpg", add=True))
+    assert "eight files" in last(handlers.open(visit, "photo.jpg", add=True)).error
+
+
+def test_an_answer_is_streamed_and_kept_with_what_was_seen(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    states = list(handlers.ask(visit, "  What is shown first? "))
+    texts = [state.text for state in states if state.task]
+    assert texts == sorted(texts, key=len)
+    assert states[0].question == "What is shown first?"
+    state = states[-1]
+    assert state.told[-1].question == "What is shown first?"
+    assert state.told[-1].answer.startswith(texts[-1].strip()[:4])
+    assert state.files[0].strip is not None
+    assert state.files[0].strip.is_seen
+    assert "already watched" in state.cost
+
+
+def test_text_alone_is_answered_without_a_file(handlers: Handlers, visit: Visit):
+    assert last(handlers.ask(visit, "What is shown?")).told[-1].is_kept
+
+
+def test_an_empty_question_is_an_error_and_changes_nothing(handlers: Handlers, visit: Visit):
+    state = last(handlers.ask(visit, "   "))
+    assert state.error == "the question is empty; ask something"
+    assert state.told == ()
+
+
+def test_other_settings_change_the_plan_before_anything_is_watched(
+    handlers: Handlers, visit: Visit
+):
+    before = last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.change(visit, replace(PLAIN, clips="1", start="0:01")))
+    assert before.cost != state.cost
+    assert state.cost[0].startswith("1 clip,")
+    assert state.files[0].strip is not None
+    assert state.files[0].strip.window[0] == 1
+    state = last(handlers.change(visit, replace(PLAIN, mode="uniform", rate="8")))
+    assert state.cost[0].startswith("8 frames")
+
+
+@pytest.mark.parametrize(
+    ("settings", "said"),
+    [
+        (replace(PLAIN, start="soon"), "'soon' is not a time"),
+        (replace(PLAIN, clips="many"), "'many'; allowed is a whole number"),
+        (replace(PLAIN, rate="-1"), "--fps -1"),
+        (replace(PLAIN, start="0:30", end="0:10"), "--to must be later"),
+        (replace(PLAIN, answer_tokens="0"), "--max-new-tokens 0"),
+    ],
+)
+def test_a_setting_out_of_range_is_told_in_the_words_of_the_command_line(
+    handlers: Handlers, visit: Visit, settings: Settings, said: str
+):
+    before = last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.change(visit, settings))
+    assert said in state.error
+    assert state.cost == before.cost
+
+
+def test_a_window_behind_the_end_is_told_where_the_plan_stands(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.change(visit, replace(PLAIN, start="99:00")))
+    assert "the video ends at" in state.cost_error
+    assert "the video ends at" in last(handlers.ask(visit, "What is shown?")).error
+
+
+def test_a_talk_is_saved_and_loaded_with_its_settings_and_goes_on(
+    handlers: Handlers, visit: Visit, folder: Path
+):
+    assert handlers.save(visit, "md") == ("", "")
+    assert "nothing to save" in handlers.state(visit).error
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.change(visit, replace(PLAIN, clips="2")))
+    told = last(handlers.ask(visit, "What is shown?")).told
+    name, text = handlers.save(visit, "md")
+    assert name.endswith(".md")
+    assert "**What is shown?**" in text
+    assert "video0.mp4: 2 clips" in text
+    _, saved = handlers.save(visit, "json")
+    other = handlers.arrive("o" * 36, "another page")
+    state = last(handlers.load(other, saved))
+    assert [(turn.question, turn.answer) for turn in state.told] == [
+        (turn.question, turn.answer) for turn in told
+    ]
+    assert state.files[0].name == "video0.mp4"
+    assert other.sampling.max_clips == 2
+    assert len(last(handlers.ask(other, "And then?")).told) == 2
+
+
+@pytest.mark.parametrize("text", ["", "[]", "{", '{"turns": 1}', "[" * 100_000])
+def test_what_is_no_talk_is_told_and_nothing_changes(handlers: Handlers, visit: Visit, text: str):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.load(visit, text))
+    assert "is not a saved talk" in state.error
+    assert state.files[0].name == "video0.mp4"
+
+
+def test_a_saved_talk_opens_no_file_outside(handlers: Handlers, visit: Visit, folder: Path):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "What is shown?"))
+    saved = json.loads(handlers.save(visit, "json")[1])
+    saved["files"] = [str(folder.parent / "outside.mp4")]
+    state = last(handlers.load(visit, json.dumps(saved)))
+    assert "may not be opened" in state.error
+    assert state.files[0].name == "video0.mp4"
+
+
+def test_a_reload_finds_the_talk_again_and_another_tab_has_its_own(
+    handlers: Handlers, visit: Visit
+):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "What is shown?"))
+    assert handlers.arrive(KEY, "the page, reloaded") is visit
+    other = handlers.arrive("x" * 36, "another page")
+    assert handlers.state(other).told == ()
+    assert handlers.arrive("too short", "page").key != "too short"
+
+
+def test_who_follows_last_is_the_one_that_is_told(handlers: Handlers, visit: Visit):
+    first = handlers.ask(visit, "What is shown?")
+    next(first)
+    states = list(handlers.follow(visit))
+    assert states[-1].told
+    assert list(first) == []
+
+
+def test_a_new_talk_forgets_the_turns_and_keeps_the_files(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "What is shown?"))
+    state = last(handlers.begin_anew(visit))
+    assert (state.told, visit.turns) == ((), [])
+    assert state.files[0].name == "video0.mp4"
+
+
+def test_a_new_talk_in_the_middle_of_an_answer_stays_empty(handlers: Handlers, visit: Visit):
+    asking = handlers.ask(visit, "What is shown?")
+    next(asking)
+    last(handlers.begin_anew(visit))
+    last(handlers.ask(visit, "one?"))
+    at_rest(visit)
+    assert [told.question for told in visit.told if told.is_kept] == ["one?"]
+    assert [turn.question for turn in visit.turns] == ["one?"]
+
+
+def test_files_named_at_the_start_are_open_when_a_visitor_arrives(handlers: Handlers, folder: Path):
+    handlers.defaults = UiDefaults(files=(folder / "video1.mp4",))
+    visit = handlers.arrive("s" * 36, "page")
+    assert last(handlers.follow(visit)).files[0].name == "video1.mp4"
+    again = handlers.arrive("s" * 36, "page, reloaded")
+    assert handlers.state(again).task is None
+
+
+def test_a_folder_is_browsed_only_where_files_may_be_opened(handlers: Handlers, folder: Path):
+    listing = handlers.browse("")
+    assert listing is not None
+    assert [entry.name for entry in listing.entries] == [
+        "more",
+        HOSTILE,
+        "photo.jpg",
+        "video0.mp4",
+        "video1.mp4",
+    ]
+    assert listing.above == ""
+    inside = handlers.browse(str(folder / "more"))
+    assert inside is not None
+    assert inside.above == str(folder)
+    assert handlers.browse("video0.mp4") is None
+    outside = handlers.browse("..")
+    assert outside is not None
+    assert "may not be opened" in outside.note
+
+
+def test_hostile_text_stays_text_wherever_it_is_shown(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, HOSTILE))
+    evil = "<img src=x onerror=alert(1)>"
+    state = last(handlers.ask(visit, evil))
+    told = Told(evil, f"{evil} at 0:01", (Citation("0:01", 1.0, (0.0, 2.0), seen=True),), (evil,))
+    state = replace(state, told=(*state.told, told), error=evil, notice=evil, cost=(evil,))
+    state = replace(state, model=evil, model_error="", question=evil, text=evil, task="ask")
+    views = (show.model_line, show.player, show.plan_line, show.told, show.now, show.work)
+    listing = handlers.browse("")
+    assert listing is not None
+    html = "".join([*(view(state) for view in views), show.alert(state), show.picker(listing)])
+    assert "<img" not in html
+    assert html.count("&lt;img src=x onerror=alert(1)&gt;") >= 8
+
+
+def test_times_become_buttons_that_say_whether_the_moment_was_seen():
+    citations = (
+        Citation("0:05", 5.0, (4.0, 6.0), seen=True),
+        Citation("90 seconds", 90.0, (60.0, 62.0), seen=False),
+    )
+    html = show.linked("At 0:05, at 90 seconds & at 9:00:00.", citations)
+    assert html.count("<button") == 2
+    assert 'data-seek="5" title="0:05, inside a clip that was seen"' in html
+    assert 'class="time unseen" data-seek="90"' in html
+    assert html.endswith("</button> &amp; at 9:00:00.")
+
+
+def test_the_stage_is_told_with_clips_and_the_time_that_is_left(handlers: Handlers, visit: Visit):
+    state = replace(handlers.state(visit), task="ask", stage=Stage("encode", 12, 48, 21.4))
+    html = show.work(state)
+    assert "Encoding: 12 of 48 clips" in html
+    assert "about 21 s left" in html
+    assert 'value="0.250"' in html
+    assert '<li aria-current="step">Encode</li>' in html
+    assert "Waiting: 3 questions come first" in show.work(replace(state, place=3))
+    assert "Waiting for the model" in show.work(replace(state, model="", model_share=0.4))
