@@ -85,7 +85,7 @@ def load(
         quant=settings.quant if settings else quant,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
-    apply_adapter(network, checkpoint, located.chain)
+    apply_adapter(network, located.chain)
     planner = load_planner(checkpoint, template)
     most_clips, batch = (settings.clips, settings.encode_batch) if settings else (None, 0)
     watcher = Watcher(

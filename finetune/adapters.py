@@ -5,7 +5,7 @@ from __future__ import annotations
 import json
 import os
 import shutil
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
@@ -34,6 +34,7 @@ from apollo_cli.weights.adapter import (
     WHOLE_FILES,
     Adapter,
     base_identity,
+    check_base,
     resolve_chain,
 )
 from apollo_cli.weights.bits import stored_kind
@@ -92,7 +93,9 @@ def load_base(
         hardware = replace(hardware, dtype="float32")
     chain = resolve_chain(recipe.adapters)
     located = locate_model(recipe.model)
-    stored = stored_kind(read_checkpoint(located.folder))
+    found = read_checkpoint(located.folder)
+    check_base(chain, found)
+    stored = stored_kind(found)
     if stored is not None and recipe.method == "full" and "llm" in recipe.train:
         raise DataError(
             f'method = "full": {located.name} stores its language model in {stored}',
@@ -107,7 +110,7 @@ def load_base(
         quant="4bit" if recipe.method == "qlora" and stored is None else None,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
-    apply_adapter(network, checkpoint, chain)
+    apply_adapter(network, chain)
     return Base(network, checkpoint, located, hardware, chain)
 
 
@@ -185,7 +188,8 @@ def prepare_network(network: ApolloModel, recipe: Recipe) -> Trained:
         module = module_of(network, part)
         low_rank = part == "llm" and recipe.method != "full"
         if low_rank or (part == "encoders" and recipe.lora_encoders):
-            lora[part] = _inject(module, recipe, _targets(network, part))
+            names = [n for n, m in network.encoders.named_modules() if type(m) is nn.Linear]
+            lora[part] = _inject(module, recipe, LLM_TARGETS if part == "llm" else names)
         else:
             module.requires_grad_(True)
     for parameter in network.parameters():
@@ -196,13 +200,7 @@ def prepare_network(network: ApolloModel, recipe: Recipe) -> Trained:
     return trained
 
 
-def _targets(network: ApolloModel, part: Part) -> list[str]:
-    if part == "llm":
-        return list(LLM_TARGETS)
-    return [n for n, module in network.encoders.named_modules() if type(module) is nn.Linear]
-
-
-def _inject(module: nn.Module, recipe: Recipe, targets: list[str]) -> Any:
+def _inject(module: nn.Module, recipe: Recipe, targets: Sequence[str]) -> Any:
     """Put low-rank factors beside the named layers; gives their settings."""
     fault = import_fault("peft", "peft")
     if fault is not None:
@@ -213,7 +211,7 @@ def _inject(module: nn.Module, recipe: Recipe, targets: list[str]) -> Any:
         r=recipe.lora_rank,
         lora_alpha=recipe.lora_alpha,  # pyright: ignore[reportArgumentType]
         lora_dropout=recipe.lora_dropout,
-        target_modules=targets,
+        target_modules=list(targets),
     )
     kinds = {type(layer).__name__ for layer in module.modules() if is_quantised(layer)}
     for kind, flag in (("Linear4bit", "is_loaded_in_4bit"), ("Linear8bitLt", "is_loaded_in_8bit")):

@@ -13,7 +13,7 @@ from safetensors import SafetensorError, safe_open
 
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.weights.adapter import Adapter, check_base
+from apollo_cli.weights.adapter import Adapter
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, read_checkpoint
 from apollo_cli.weights.load import parameters_on_meta
@@ -65,8 +65,6 @@ def merge_result(
     with parameters_on_meta():
         network = ApolloModel(build_network_config(checkpoint))
     network.llm.tie_weights()
-    for result in located.chain:
-        check_base(result, checkpoint)
     changes: dict[Key, list[Change]] = {}
     for result in located.chain:
         for key, change in changes_of(result, network).items():

@@ -305,26 +305,29 @@ def _digest(tensors: dict[str, TensorInfo]) -> str:
     return digest.hexdigest()
 
 
-def check_base(adapter: Adapter, checkpoint: Checkpoint) -> None:
-    """Check that a result was trained from this model.
+def check_base(chain: Sequence[Adapter], checkpoint: Checkpoint) -> None:
+    """Check that results were trained from this model.
 
     A copy that stores its language model in fewer bits counts as the same model.
 
     Raises:
-        WeightsError: it was trained from another one.
+        WeightsError: one was trained from another model.
     """
-    found, wanted = base_identity(checkpoint), adapter.identity
-    # Either may be the copy in fewer bits, whose language model is compared by the rest of it.
-    compared = {*found, *wanted} - ({LLM} if LLM not in found or LLM not in wanted else set())
-    different = sorted(part for part in compared if found.get(part) != wanted.get(part))
-    if different:
-        named = adapter.base_name + (f"@{adapter.base_revision}" if adapter.base_revision else "")
-        raise WeightsError(
-            f"adapter {adapter.folder} was trained from {named}; {checkpoint.root} differs in "
-            f"{name_some(different)}",
-            "allowed is the model that it was trained from, under any name",
-            f"use --model {named}",
-        )
+    found = base_identity(checkpoint) if chain else {}
+    for adapter in chain:
+        wanted = adapter.identity
+        # Either may be the copy in fewer bits, whose language model is compared by the rest of it.
+        compared = {*found, *wanted} - ({LLM} if LLM not in found or LLM not in wanted else set())
+        different = sorted(part for part in compared if found.get(part) != wanted.get(part))
+        if different:
+            named = adapter.base_name
+            named += f"@{adapter.base_revision}" if adapter.base_revision else ""
+            raise WeightsError(
+                f"adapter {adapter.folder} was trained from {named}; {checkpoint.root} differs in "
+                f"{name_some(different)}",
+                "allowed is the model that it was trained from, under any name",
+                f"use --model {named}",
+            )
 
 
 def visual_identity(chain: Sequence[Adapter]) -> str:

@@ -6,7 +6,8 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from apollo_cli.weights.adapter import Adapter, resolve_chain
+from apollo_cli.weights.adapter import Adapter, check_base, resolve_chain
+from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.registry import ModelSource, known_models, resolve
 from apollo_cli.weights.store import find_local, find_manifest, require_local
 
@@ -56,12 +57,13 @@ def locate_model(
 
     Raises:
         WeightsError: the name is unknown, the model has not been downloaded, or the adapter or
-            what it stands on is missing or damaged.
+            what it stands on is missing, damaged, or was trained from another model.
     """
     if adapter is not None:
         chain = resolve_chain([adapter])
-        base = chain[-1].base_name if str(name) == AUTO else name
-        return replace(locate_model(base), chain=chain)
+        located = locate_model(chain[-1].base_name if str(name) == AUTO else name)
+        check_base(chain, read_checkpoint(located.folder))
+        return replace(located, chain=chain)
     chosen = str(name) == AUTO
     source = _best_local(available_bytes) if chosen else resolve(name)
     manifest = find_manifest(source) if source.kind == "hub" else None

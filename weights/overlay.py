@@ -23,9 +23,8 @@ from apollo_cli.weights.adapter import (
     LORA_PREFIX,
     Adapter,
     LoraSettings,
-    check_base,
 )
-from apollo_cli.weights.checkpoint import CONNECTOR, LLM, Checkpoint, encoder_part
+from apollo_cli.weights.checkpoint import CONNECTOR, LLM, encoder_part
 from apollo_cli.weights.quantize import fill_layer, is_quantised
 from apollo_cli.weights.shards import name_some, read_header
 
@@ -171,7 +170,6 @@ def _compare(file: Path, wanted: Mapping[str, tuple[int, ...]], faults: list[str
 
 def apply_adapter(
     network: ApolloModel,
-    checkpoint: Checkpoint,
     chain: tuple[Adapter, ...],
     on_progress: Callable[[int, int], None] | None = None,
 ) -> None:
@@ -180,16 +178,13 @@ def apply_adapter(
     Everything is checked before anything is changed.
 
     Args:
-        network: as loaded from the checkpoint.
-        checkpoint: what it was loaded from.
-        chain: from ``resolve_chain``.
+        network: as loaded.
+        chain: from ``resolve_chain``, and found by ``check_base`` to belong to its checkpoint.
         on_progress: called with tensors done and tensors in all.
 
     Raises:
-        WeightsError: a result belongs to another model or does not fit.
+        WeightsError: a result does not fit the network, or cannot be read.
     """
-    for adapter in chain:
-        check_base(adapter, checkpoint)
     steps = [step for adapter in chain for step in changes_of(adapter, network).items()]
     with torch.no_grad():
         for done, (key, change) in enumerate(steps, start=1):
