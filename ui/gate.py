@@ -95,7 +95,8 @@ class Gate:
     def __init__(self, app: App, rules: Rules) -> None:
         self.app = app
         self.rules = rules
-        self._names = _own_names(rules.host)
+        self._is_private = is_loopback(rules.host)
+        self._names = _own_names(rules.host, self._is_private)
         self._uploading = 0
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
@@ -145,7 +146,7 @@ class Gate:
             address = ipaddress.ip_address(name)
         except ValueError:
             return False
-        return address.is_loopback or not is_loopback(self.rules.host)
+        return address.is_loopback or not self._is_private
 
     def _check_password(self, headers: Headers) -> None:
         if self.rules.auth is None:
@@ -256,9 +257,9 @@ def is_loopback(host: str) -> bool:
     return all(ipaddress.ip_address(str(row[4][0]).split("%")[0]).is_loopback for row in found)
 
 
-def _own_names(host: str) -> frozenset[str]:
+def _own_names(host: str, is_private: bool) -> frozenset[str]:
     names = {"localhost", host.lower().strip("[]")}
-    if not is_loopback(host):
+    if not is_private:
         own = socket.gethostname().lower()
         names |= {own, f"{own.split('.')[0]}.local", socket.getfqdn().lower()}
     return frozenset(names)

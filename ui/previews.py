@@ -12,7 +12,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Literal
@@ -238,7 +238,7 @@ def _start_child(task: str, *paths: Path) -> subprocess.Popen[bytes]:
 
 
 def _messages(
-    child: subprocess.Popen[bytes], stall_seconds: float, is_unwanted: Any
+    child: subprocess.Popen[bytes], stall_seconds: float, is_unwanted: Callable[[], bool]
 ) -> Iterator[dict[str, Any]]:
     """Messages of a child until it ends, stalls, or nobody wants it any more."""
     assert child.stdout is not None

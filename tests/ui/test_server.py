@@ -121,6 +121,22 @@ def test_the_page_does_nothing_of_what_gradio_does_with_other_machines(address: 
     assert config["max_file_size"] == MOST_BYTES
 
 
+def test_the_server_itself_asks_no_other_machine_for_anything(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    asked: set[str] = set()
+    connect = socket.socket.connect
+
+    def note(line: socket.socket, place: Any) -> None:
+        asked.add(str(place[0]))
+        connect(line, place)
+
+    monkeypatch.setattr(socket.socket, "connect", note)
+    with serving(Served(tmp_path).app) as found:
+        assert request(found, "/").status == 200
+    assert asked == {"127.0.0.1"}
+
+
 def test_an_event_goes_through_the_queue_and_streams(address: str):
     (dependency,) = json.loads(request(address, "/config").body)["dependencies"]
     asked = {"data": ["abc"], "fn_index": dependency["id"], "session_hash": "s1"}
