@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, astuple
+from dataclasses import asdict, astuple, dataclass, field
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -22,6 +22,7 @@ from apollo_cli.finetune.feed import Feed, SlotOrder
 from apollo_cli.finetune.optimiser import Optimiser
 from apollo_cli.finetune.preparing import (
     Prepared,
+    build_builder,
     claim,
     describe_packages,
     identify_run,
@@ -81,6 +82,7 @@ def run_recipe(
     """
     team, device = start_team(recipe)
     tell: Say = say if team.is_main_process else _say_nothing
+    on_progress = on_progress if team.is_main_process else no_progress
     data = load_dataset(recipe)
     data.check_runnable()
     with claim(recipe.output, team):
@@ -128,14 +130,7 @@ def _run(
     past = [row for row in read_log(recipe.output / LOG_NAME) if row["step"] <= last]
     team.wait_for_everyone()
     with ExitStack() as stack:
-        builder = stack.enter_context(
-            ExampleBuilder(
-                prepared.planner,
-                recipe.sampling,
-                max_tokens=recipe.max_tokens,
-                read_seconds=recipe.read_seconds,
-            )
-        )
+        builder = stack.enter_context(build_builder(prepared))
         watch_ahead(prepared, builder, team, quarantine, on_progress)
         log = None
         if team.is_main_process:
@@ -143,45 +138,65 @@ def _run(
             stack.callback(log.close)
         grouped = prepared.length_of if recipe.length_grouped else None
         order = SlotOrder(recipe.batch_size, steps, recipe.seed, grouped)
-        feed = stack.enter_context(
-            Feed(
-                prepared.mixture,
-                builder,
-                _slots(order, team, last),
-                quarantine,
-                readers=recipe.readers,
-                ahead=_BATCHES_AHEAD * -(-recipe.batch_size // team.num_processes),
-                length_of=prepared.length_of,
-                say=say,
-            )
+        feed = Feed(
+            prepared.mixture,
+            builder,
+            _slots(order, team, last),
+            quarantine,
+            readers=recipe.readers,
+            ahead=_BATCHES_AHEAD * -(-recipe.batch_size // team.num_processes),
+            length_of=prepared.length_of,
+            say=say,
         )
-        interrupts = stack.enter_context(Interrupts(say, has_launcher=team.num_processes > 1))
         loop = Loop(
             prepared,
             team,
-            feed,
+            stack.enter_context(feed),
             order,
             optimiser,
-            log=log,
-            interrupts=interrupts,
+            interrupts=stack.enter_context(Interrupts(say, has_launcher=team.num_processes > 1)),
             identity=identity,
+            log=log,
             say=say,
             last=last,
             losses=[(row["step"], row["loss"]) for row in past if "loss" in row],
         )
-        measured: list[Score] = []
-
-        def look(step: int) -> None:
-            with loop.autocast():
-                measured.append(_validate(prepared, builder, team, on_progress))
-            if log is not None and measured[-1].answered:
-                log.add_validation(step, _spell_score(measured[-1]))
-                say(f"step {step}: {_describe_score(measured[-1])}")
-
-        loop.run(look)
+        examiner = _Examiner(prepared, builder, team, log, say, on_progress)
+        loop.run(examiner.look)
         if team.is_main_process:
-            _finish(prepared, identity, measured[-1], time.monotonic() - started, say)
+            _finish(prepared, identity, examiner.score, time.monotonic() - started, say)
     team.wait_for_everyone()
+
+
+@dataclass
+class _Examiner:
+    """Measures the held-out samples, which the processes share; the last score is kept."""
+
+    prepared: Prepared
+    builder: ExampleBuilder
+    team: Accelerator
+    log: RunLog | None
+    say: Say
+    on_progress: Progress
+    score: Score = field(default_factory=Score)
+
+    def look(self, step: int) -> None:
+        """Measure behind a step."""
+        mine = self.prepared.held_out[self.team.process_index :: self.team.num_processes]
+        self.score = validate(
+            self.prepared.trainee,
+            self.builder,
+            mine,
+            lambda done, total: self.on_progress("validate", done, total),
+        )
+        if self.team.num_processes > 1:
+            from accelerate.utils import gather_object
+
+            scores = [Score(*numbers) for numbers in gather_object([astuple(self.score)])]
+            self.score = sum(scores, Score())
+        if self.log is not None and self.score.answered:
+            self.log.add_validation(step, _spell_score(self.score))
+            self.say(f"step {step}: {_describe_score(self.score)}")
 
 
 def _slots(order: SlotOrder, team: Accelerator, first: int) -> Iterator[int]:
@@ -196,21 +211,6 @@ def _restore(optimiser: Optimiser, saved: Saved) -> None:
         for name, parameter in optimiser.parameters.items():
             parameter.copy_(found[name])
     optimiser.restore(saved.tensors("optimizer"), saved.facts)
-
-
-def _validate(
-    prepared: Prepared, builder: ExampleBuilder, team: Accelerator, on_progress: Progress
-) -> Score:
-    """The score of the held-out samples, which the processes share."""
-    mine = prepared.held_out[team.process_index :: team.num_processes]
-    score = validate(
-        prepared.trainee, builder, mine, lambda done, total: on_progress("validate", done, total)
-    )
-    if team.num_processes == 1:
-        return score
-    from accelerate.utils import gather_object
-
-    return sum((Score(*numbers) for numbers in gather_object([astuple(score)])), Score())
 
 
 def _finish(

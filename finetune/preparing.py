@@ -205,6 +205,17 @@ def prepare(
     )
 
 
+def build_builder(prepared: Prepared) -> ExampleBuilder:
+    """What reads the samples of a run."""
+    recipe = prepared.recipe
+    return ExampleBuilder(
+        prepared.planner,
+        recipe.sampling,
+        max_tokens=recipe.max_tokens,
+        read_seconds=recipe.read_seconds,
+    )
+
+
 def watch_ahead(
     prepared: Prepared,
     builder: ExampleBuilder,

@@ -109,14 +109,12 @@ class Loop:
                 self._say(f"saved at step {done}; run the same command again to go on from there")
                 raise KeyboardInterrupt
             if done < steps and done % recipe.validate_every == 0:
-                validate(done)
+                with self._autocast():
+                    validate(done)
             if done == steps or done % recipe.save_every == 0:
                 self._save(done)
-        validate(steps)
-
-    def autocast(self) -> torch.autocast:
-        """The arithmetic of the run: 16 bits where the base model is in them."""
-        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32)
+        with self._autocast():
+            validate(steps)
 
     def _step(self, step: int) -> StepRecord:
         started = time.perf_counter()
@@ -152,7 +150,7 @@ class Loop:
             while left:
                 size = min(left, self._recipe.micro_batch_size)
                 examples = [self._feed.take() for _ in range(size)]
-                with self.autocast():
+                with self._autocast():
                     loss, tokens = self._prepared.trainee(examples)
                 loss.backward()
                 names = [example.name for example in examples]
@@ -197,6 +195,10 @@ class Loop:
             assert parameter.grad is not None
             parameter.grad = self._sum(parameter.grad).div_(trained_tokens)
         return float(torch.nn.utils.clip_grad_norm_(parameters, self._recipe.clip_norm))
+
+    def _autocast(self) -> torch.autocast:
+        """The arithmetic of the run: 16 bits where the base model is in them."""
+        return torch.autocast(self._device.type, self._dtype, enabled=self._dtype != torch.float32)
 
     def _sum(self, tensor: torch.Tensor) -> torch.Tensor:
         if self._team.num_processes == 1:

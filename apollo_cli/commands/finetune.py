@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import importlib.util
+import os
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -87,7 +88,9 @@ def run_command(recipe: Path, fresh: bool, steps: int | None) -> None:
 
     with progress() as report:
         folder = run_recipe(loaded, fresh=fresh, say=say, on_progress=report)
-    click.echo(folder)
+    # A launcher numbers the processes that it starts: the first one answers for all.
+    if os.environ.get("RANK", "0") == "0":
+        click.echo(folder)
 
 
 @finetune.command("merge")

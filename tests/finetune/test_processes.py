@@ -1,0 +1,52 @@
+"""Two processes learn what one learns from the same global batch."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from safetensors.torch import load_file
+
+from apollo_cli.finetune.records import read_log
+from tests.finetune.toy import write_toy
+
+KEYS = {"steps": 3, "batch_size": 5, "validation_share": 0.2, "learning_rate": 1e-4}
+LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
+
+
+def run(recipe: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
+    return subprocess.run(
+        [sys.executable, *launcher, "-m", "apollo_cli", "finetune", "run", str(recipe)],
+        capture_output=True,
+        text=True,
+        timeout=180,
+        env={**os.environ, "OMP_NUM_THREADS": "1"},
+    )
+
+
+def rows(recipe: Path, key: str) -> list[float]:
+    log = read_log(recipe.parent / "out" / "log.jsonl")
+    return [row[key] for row in log if "loss" in row]
+
+
+@pytest.mark.slow
+def test_two_processes_give_the_losses_and_the_result_of_one(tmp_path: Path):
+    one, two = (write_toy(tmp_path / name, **KEYS) for name in ("one", "two"))
+    alone, together = run(one), run(two, *LAUNCHER)
+    assert alone.returncode == 0, alone.stderr
+    assert together.returncode == 0, together.stderr
+    assert rows(two, "loss") == pytest.approx(rows(one, "loss"), abs=1e-5)
+    assert rows(two, "tokens") == rows(one, "tokens")
+    # One of them talks: the place of the result is there once, and each step too.
+    assert together.stdout == f"{tmp_path / 'two' / 'out'}\n"
+    assert together.stderr.count("step 1/3 ") == 1
+    held_out = [line for line in alone.stderr.splitlines() if line.startswith("held out")]
+    assert held_out[0].split(",")[0] == "held out: 2 samples"
+    assert held_out[0] in together.stderr
+    for name in ("adapter_model.safetensors", "connector.safetensors"):
+        first = load_file(tmp_path / "one" / "out" / name)
+        second = load_file(tmp_path / "two" / "out" / name)
+        assert first.keys() == second.keys()
+        assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
