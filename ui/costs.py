@@ -4,11 +4,10 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
 from apollo_cli.answer import Answer
 from apollo_cli.config import ReadingOptions
-from apollo_cli.conversation import Conversation
-from apollo_cli.engine import Apollo
 from apollo_cli.fit import Run, estimate_memory
 from apollo_cli.fitting import measure_demand
 from apollo_cli.hardware import FLASH, free_bytes
@@ -19,6 +18,10 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import find_subtitles
 from apollo_cli.video_memory import VideoMemory
+
+if TYPE_CHECKING:
+    from apollo_cli.conversation import Conversation
+    from apollo_cli.engine import Apollo
 
 _SOON_SECONDS = 0.95
 

@@ -19,18 +19,20 @@ from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
+from typing import TYPE_CHECKING
 
-from apollo_cli.blind import blind_check
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
-from apollo_cli.conversation import Conversation
-from apollo_cli.engine import Apollo
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.ui.costs import Pace, estimate_cost
 from apollo_cli.ui.shelf import Shelf, identity
 from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, without_tokens
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.watching import Progress, no_progress
+
+if TYPE_CHECKING:
+    from apollo_cli.conversation import Conversation
+    from apollo_cli.engine import Apollo
+    from apollo_cli.watching import Progress
 
 # A tab that was closed may be a reload: its work goes on, and its talk is kept, for a while.
 _WORK_SECONDS, _AWAY_SECONDS, _IDLE_SECONDS = 20.0, 600.0, 12 * 3600.0
@@ -234,6 +236,8 @@ class Desk:
         self.plan_later(visit)
 
     def _blind(self, visit: Visit, task: Task) -> None:
+        from apollo_cli.blind import blind_check
+
         with self._working(visit, task) as (talk, report):
             memories = self._watch(visit, talk, report)
             check = blind_check(talk.apollo, memories, visit.answers[-1], talk.options)
@@ -244,6 +248,8 @@ class Desk:
     @contextlib.contextmanager
     def _working(self, visit: Visit, task: Task) -> Iterator[tuple[Conversation, Progress]]:
         """The talk and the report of progress, which is also where a stop is noticed."""
+        from apollo_cli.watching import no_progress
+
         assert self._loaded is not None
         apollo = self._loaded.result()
 

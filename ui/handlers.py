@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.config import check_question
-from apollo_cli.conversation import read_talk
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.ui.desk import Desk
@@ -221,6 +220,8 @@ class Handlers:
         """Go on with a saved talk: its turns, its settings, its files."""
 
         def begin() -> None:
+            from apollo_cli.conversation import read_talk
+
             if len(text) > _MOST_TALK_BYTES:
                 raise UsageError("the file is too large for a saved talk", "allowed are 5 MB")
             saved = read_talk(text, "the file")

@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import os
 from collections import OrderedDict
+from typing import TYPE_CHECKING
 
-from apollo_cli.conversation import Conversation
 from apollo_cli.ui.visit import Visit
 from apollo_cli.video_memory import VideoMemory
+
+if TYPE_CHECKING:
+    from apollo_cli.conversation import Conversation
 
 KEPT_BYTES = 2_000_000_000
 

@@ -7,18 +7,20 @@ import time
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Literal
+from typing import TYPE_CHECKING, Literal
 
 from apollo_cli.answer import Answer
 from apollo_cli.citations import Citation
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
-from apollo_cli.conversation import Conversation
-from apollo_cli.engine import Apollo
 from apollo_cli.model.prompt import Turn
 from apollo_cli.ui.costs import Cost
 from apollo_cli.ui.timeline import Strip
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
+
+if TYPE_CHECKING:
+    from apollo_cli.conversation import Conversation
+    from apollo_cli.engine import Apollo
 
 TaskKind = Literal["open", "ask", "blind"]
 
@@ -178,6 +180,8 @@ class Visit:
 
     def talk(self, apollo: Apollo) -> Conversation:
         """The talk, to be gone on with; its turns are those of the visit."""
+        from apollo_cli.conversation import Conversation
+
         return Conversation(
             apollo,
             options=self.generation,

@@ -114,3 +114,11 @@ def test_a_whole_run_tells_its_address_asks_for_the_password_and_ends_without_a_
     assert f"refused: GET /media?file={other}" in told
     assert "secret" not in told
     assert not list(tmp_path.glob("apollo-ui-*"))
+
+
+def test_the_page_is_built_without_torch_which_loads_once_the_page_is_there():
+    code = "import sys, apollo_cli.ui.server, apollo_cli.ui.page; print('torch' in sys.modules)"
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=ROOT, capture_output=True, text=True, check=True
+    )
+    assert run.stdout == "False\n"
