@@ -173,7 +173,7 @@ def test_a_loss_that_is_no_number_stops_and_names_its_sample(tmp_path: Path):
         run(recipe)
     step = len(losses(tmp_path / "out"))
     last = f"the last checkpoint is of step {step}" if step else "nothing saved"
-    assert last in told.value.message
+    assert last in caught.value.message
     saved = sorted((tmp_path / "out").glob("checkpoints/*/trained.safetensors"))
     assert all(t.isfinite().all() for path in saved for t in load_file(path).values())
 

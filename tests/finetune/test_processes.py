@@ -19,6 +19,7 @@ LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 def run(recipe: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
     return subprocess.run(
         [sys.executable, *launcher, "-m", "apollo_cli", "finetune", "run", str(recipe)],
+        check=False,
         capture_output=True,
         text=True,
         timeout=180,
