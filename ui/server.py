@@ -67,12 +67,14 @@ def open_site(options: UiOptions) -> Iterator[Site]:
         files = AllowedFolders(options.allow, options.files, uploads)
         media = MediaLinks(files)
         stack.callback(media.close)
+        ending = threading.Event()
         desk = Desk(
-            lambda report: _load(options, report),
+            lambda report: _load(options, report, ending),
             opener=_new_reader(options),
             keep_videos=options.keep_videos,
         )
         stack.callback(desk.close)
+        stack.callback(ending.set)
         defaults = UiDefaults(
             sampling=options.sampling,
             reading=options.reading,
@@ -222,12 +224,19 @@ def _new_reader(options: UiOptions) -> GuardedReader:
     return GuardedReader(limits=limits)
 
 
-def _load(options: UiOptions, report: Progress) -> Apollo:
+def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apollo:
     from apollo_cli.engine import load
+    from apollo_cli.ui.visit import Stopped
+
+    def tell(stage: str, done: int, total: int) -> None:
+        # Who ends the server does not wait for the weights.
+        if ending.is_set():
+            raise Stopped
+        report(stage, done, total)
 
     reader = _new_reader(options)
     settings = _fit(options, reader) if options.fit else None
-    return load(**options.model, settings=settings, reader=reader, on_progress=report)
+    return load(**options.model, settings=settings, reader=reader, on_progress=tell)
 
 
 def _fit(options: UiOptions, reader: GuardedReader) -> Any:
