@@ -198,12 +198,15 @@ def _llm_activations(training: Training, tokens: int) -> int:
     queries = llm.heads * llm.head_width
     whole = "llm" in recipe.train and "llm" not in training.low_rank
     residual = _FLOAT32 if whole else size
-    # What a linear layer's own gradient needs of its input; PEFT casts it for each layer anew.
+    # What a linear layer's own gradient needs of its input; a cast makes it anew for each layer.
     inputs = 0
     if "llm" in recipe.train:
-        inputs = (2 if whole else 5) * llm.width + queries + llm.hidden
-    # Norms work in float32; queries, repeated keys and values, result; both halves of the gate.
-    layer = tokens * (2 * _FLOAT32 * llm.width + size * (inputs + 4 * queries + 3 * llm.hidden))
+        shared = whole and size == _FLOAT32
+        inputs = (2 if shared else 5) * llm.width + queries + llm.hidden
+    # Norms work in float32, and keep what their own weights need.
+    norms = (4 if whole else 2) * _FLOAT32 * llm.width
+    # Queries, repeated keys and values, and the result; both halves of the gate, and its curve.
+    layer = tokens * (norms + size * (inputs + 4 * queries + 3 * llm.hidden))
     layers = llm.layers * layer
     if recipe.gradient_checkpointing:
         layers = llm.layers * tokens * llm.width * residual + int(_BACKWARD_SHARE * layer)
@@ -257,10 +260,15 @@ def _encoder_bytes(encoder: EncoderConfig, config: NetworkConfig, size: int) -> 
     else:
         assert encoder.siglip is not None
         depth, hidden = encoder.siglip[1], siglip_hidden(encoder)
-        tokens *= config.frames_per_clip
+        tokens *= _pictures(config)
     # Norms in float32; inputs, queries, keys, values and results; both sides of the curve.
     layer = tokens * (4 * width * _FLOAT32 + size * (8 * width + 3 * hidden))
     return depth * layer
+
+
+def _pictures(config: NetworkConfig) -> int:
+    """Pictures of a clip that an image encoder looks at."""
+    return config.frames_per_clip // max(1, config.frames_per_clip // config.connector.grid[0])
 
 
 def _logits(training: Training, sample: SampleSize) -> int:
@@ -322,7 +330,7 @@ def step_operations(training: Training, sample: SampleSize) -> float:
     for encoder in config.encoders:
         time, rows, columns = encoder.grid
         tokens = time * rows * columns
-        tokens *= config.frames_per_clip if encoder.siglip is not None else 1
+        tokens *= _pictures(config) if encoder.siglip is not None else 1
         passes = 3 + again if "encoders" in recipe.train else 1
         total += 2.0 * passes * sample.clips * tokens * encoder_values(encoder)
     return total

@@ -1,0 +1,91 @@
+"""Writes the tables of docs/finetuning.md: ``python -m tests.finetune.cards``."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from dataclasses import MISSING, fields, replace
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
+from apollo_cli.finetune.new import COMMENTS
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
+from apollo_cli.finetune.values import spell
+from apollo_cli.fit import Run
+from apollo_cli.weights.registry import known_models
+from apollo_cli.weights.shapes import released_network
+
+PAGE = Path(__file__).parents[2] / "docs" / "finetuning.md"
+CARDS_GB = (8, 12, 16, 24, 48, 80)
+# Cards are sold in GiB, and a driver and a desktop keep a part.
+SHARE = 0.95
+MODELS = ("apollo-1.5b", "apollo-3b", "apollo-7b")
+# The longest sample of a recipe that `finetune new` writes: three minutes, and a long answer.
+SAMPLE = SampleSize(tokens=4096, trained=256, clips=90)
+TRAINS: tuple[tuple[Part, ...], ...] = (("llm",), ("llm", "connector"))
+
+
+def page_with_tables(text: str) -> str:
+    """The page with the tables of now."""
+    for name, rows in (("cards", _cards()), ("stages", _stages()), ("keys", _keys())):
+        start = f"<!-- {name}: written by python -m tests.finetune.cards -->"
+        end = f"<!-- /{name} -->"
+        before, _, rest = text.partition(start)
+        _, _, after = rest.partition(end)
+        text = "\n".join([before + start, *map(_row, rows), end + after])
+    return text
+
+
+def _row(cells: list[str]) -> str:
+    return f"|{'|'.join(f' {cell} ' if cell else ' ' for cell in cells)}|"
+
+
+def _cards() -> Iterator[list[str]]:
+    yield ["model", "method", "train", "peak", *(f"{size} GB" for size in CARDS_GB)]
+    yield ["---"] * (4 + len(CARDS_GB))
+    for model in MODELS:
+        for method in METHODS:
+            for train in TRAINS:
+                yield [model, method, ", ".join(train), *_fits(model, method, 3, train)]
+
+
+def _stages() -> Iterator[list[str]]:
+    yield ["stage", "train", "peak", *(f"{size} GB" for size in CARDS_GB)]
+    yield ["---"] * (3 + len(CARDS_GB))
+    rows: tuple[tuple[StageName, Part, str, bool], ...] = (
+        (1, "connector", "connector", False),
+        (2, "encoders", "encoders, whole", False),
+        (2, "encoders", "encoders, `lora_encoders`", True),
+    )
+    for stage, part, words, low_rank in rows:
+        fits = _fits("apollo-3b", "qlora", stage, (part,), lora_encoders=low_rank)
+        yield [str(stage), words, *fits]
+
+
+def _fits(
+    model: str, method: Method, stage: StageName, train: tuple[Part, ...], **changes: Any
+) -> list[str]:
+    """The peak, and whether each card holds it."""
+    config = released_network(known_models()[model]).config
+    recipe = Recipe(Path(), model, stage, method, train, Path(), (), **changes)
+    if method == "full":
+        recipe = replace(recipe, optimizer="adamw8bit")
+    peak = estimate_training(Training(recipe, Run(config, "cuda", "bfloat16")), SAMPLE).peak
+    fits = ["yes" if peak <= SHARE * size * 2**30 else "" for size in CARDS_GB]
+    return [f"{peak / 1e9:.1f} GB", *fits]
+
+
+def _keys() -> Iterator[list[str]]:
+    yield ["key", "default", "what it is"]
+    yield ["---"] * 3
+    defaults = {field.name: field.default for field in fields(Recipe)}
+    needed = {"train": "the stage's"}
+    for key, words in COMMENTS.items():
+        default = defaults[key]
+        shown = "" if default is None else f"`{spell(default)}`"
+        yield [f"`{key}`", needed.get(key, "needed") if default is MISSING else shown, words]
+
+
+if __name__ == "__main__":
+    PAGE.write_text(page_with_tables(PAGE.read_text("utf-8")), "utf-8")
