@@ -49,7 +49,14 @@ class Parts:
 
 def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
     """Tie every action to its trigger."""
-    outputs = [parts.key, *parts.views.values(), parts.add, parts.ask, parts.stop, parts.blind]
+    outputs = [
+        parts.key,
+        *(parts.views[name] for name in _VIEWS),
+        parts.add,
+        parts.ask,
+        parts.stop,
+        parts.blind,
+    ]
     quiet: dict[str, Any] = {
         "show_progress": "hidden",
         "api_visibility": "private",
@@ -116,12 +123,12 @@ def _wire_files(
     """The picker, and talks that are saved and loaded."""
 
     def pick(key: str, chosen: gr.EventData) -> Iterator[list[Any]]:
-        listed = handlers.browse(str(chosen.path))
+        listed = handlers.browse(str(chosen.pick))
         visit = handlers.back(key)
         if listed is not None:
             yield [*_still(outputs), gr.HTML(show.picker(listed), visible=True)]
             return
-        for row in _fill(visit.key, handlers.open(visit, str(chosen.path))):
+        for row in _fill(visit.key, handlers.open(visit, str(chosen.pick))):
             yield [*row, gr.HTML(visible=False)]
 
     def browse(is_open: bool) -> tuple[Any, bool]:

@@ -23,7 +23,7 @@ _MONO = ("ui-monospace", "monospace")
 # A click on a line of the picker is told to the server with the path of that line.
 _PICK = """element.addEventListener('click', (event) => {
   const row = event.target.closest('[data-pick]');
-  if (row) trigger('click', {path: row.dataset.pick});
+  if (row) trigger("click", {pick: row.dataset.pick});
 });"""
 
 
