@@ -57,8 +57,7 @@ def load(
     Args:
         model: a known name, a folder, ``owner/repository[@revision]``, or ``auto`` for the best
             downloaded model that fits this machine.
-        device: ``cpu``, ``cuda``, ``cuda:1``, ``mps``; None chooses.
-        dtype: ``bfloat16``, ``float16``, ``float32``; None chooses.
+        device, dtype: ``cpu``, ``cuda:1``, ``mps`` ...; ``bfloat16`` ...; None chooses.
         template: chat template; None takes the checkpoint's.
         quant: ``4bit`` or ``8bit`` weights of the language model; None keeps the dtype.
         settings: what ``fitting.fit_wish`` chose; its precision wins over ``quant``.
@@ -68,7 +67,7 @@ def load(
         on_progress: called with stage, amount done, and amount in all.
 
     Raises:
-        WeightsError: the model or adapter is unknown, not downloaded, incomplete or damaged.
+        WeightsError: model or adapter is unknown, missing or damaged, or they do not fit.
         DeviceError: the device or dtype is not there.
     """
     from apollo_cli.weights.load import load_model
@@ -76,21 +75,21 @@ def load(
 
     started = time.perf_counter()
     hardware = choose_device(device, dtype)
+    quant = settings.quant if settings else quant
     located = locate_model(model, free_bytes(hardware.device), adapter)
     network, checkpoint = load_model(
         located.folder,
         device=hardware.device,
         dtype=getattr(torch, hardware.dtype),
         kernel=hardware.attention,
-        quant=settings.quant if settings else quant,
+        quant=quant,
         on_progress=lambda done, total: on_progress("load", done, total),
     )
     apply_adapter(network, located.chain)
-    planner = load_planner(checkpoint, template)
     most_clips, batch = (settings.clips, settings.encode_batch) if settings else (None, 0)
     watcher = Watcher(
         network,
-        replace(planner, most_clips=most_clips),
+        replace(load_planner(checkpoint, template), most_clips=most_clips),
         located.name,
         fingerprint(checkpoint, hardware.dtype, located.chain),
         use_cache,
@@ -98,7 +97,7 @@ def load(
         reader or GuardedReader(),
     )
     apollo = Apollo(watcher, hardware, located, time.perf_counter() - started)
-    apollo.quant = settings.quant if settings else quant
+    apollo.quant = quant
     if settings is not None:
         apollo.session.chunk_tokens = settings.prefill_chunk
     return apollo

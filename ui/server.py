@@ -247,7 +247,9 @@ def _fit(options: UiOptions, reader: GuardedReader) -> Any:
         reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
         for file in options.files
     ]
-    chosen = {name: options.model[name] for name in ("model", "device", "dtype", "quant")}
+    chosen = {
+        name: options.model[name] for name in ("model", "device", "dtype", "quant", "adapter")
+    }
     fitted = fit_wish(
         Wish(
             **chosen,
