@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from apollo_cli.finetune.records import read_log
-from tests.finetune.toy import write_toy
+from tests.finetune.toy import copy_toy, write_toy
 
 STEPS = 8
 KEYS = {"steps": STEPS, "lora_dropout": 0.1}
@@ -91,7 +91,7 @@ def assert_same(found: Path, whole: Path) -> None:
 
 @pytest.mark.slow
 def test_a_run_that_is_killed_at_random_moments_ends_the_same(tmp_path: Path, whole: Path):
-    killed = write_toy(tmp_path, **KEYS)
+    killed = copy_toy(whole, tmp_path)
     rng = random.Random()
     for step in sorted(rng.sample(range(1, STEPS), 2)):
         with started(killed) as process:
@@ -104,7 +104,7 @@ def test_a_run_that_is_killed_at_random_moments_ends_the_same(tmp_path: Path, wh
 
 @pytest.mark.slow
 def test_a_stopped_run_saves_its_step_and_goes_on_to_the_same_end(tmp_path: Path, whole: Path):
-    stopped = write_toy(tmp_path, **KEYS | {"save_every": 100})
+    stopped = copy_toy(whole, tmp_path)
     with started(stopped) as process:
         wait_for_step(process, tmp_path / "out" / "log.jsonl", 2)
         decoders = children(process.pid)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import shutil
 from pathlib import Path
 
 import numpy as np
@@ -27,18 +28,26 @@ _KEYS = {
 
 
 def write_toy(
-    folder: Path, *, clips: int = 3, questions: int = 2, texts: int = 2, **keys: object
+    folder: Path,
+    *,
+    clips: int = 3,
+    seconds: float = 4.0,
+    questions: int = 2,
+    texts: int = 2,
+    **keys: object,
 ) -> Path:
     """Write videos, ``data.jsonl`` and ``recipe.toml``; the recipe.
 
     Args:
+        clips, seconds: number and length of the videos. questions: about each of them.
+        texts: samples without a video.
         keys: of the recipe, in place of the usual ones.
     """
     folder.mkdir(parents=True, exist_ok=True)
     rows = []
     for number in range(clips):
         rng = np.random.default_rng(number)
-        world = sample_world(number, 4.0)
+        world = sample_world(number, seconds)
         write_video(world, folder / f"{number}.mp4")
         for turn in range(questions):
             asked = ask(world, _KINDS[turn % len(_KINDS)], rng)
@@ -51,6 +60,15 @@ def write_toy(
     recipe = folder / "recipe.toml"
     recipe.write_text("\n".join([*lines, "", "[[data]]", 'path = "data.jsonl"', ""]))
     return recipe
+
+
+def copy_toy(recipe: Path, folder: Path) -> Path:
+    """The same project elsewhere, without what was trained; the recipe.
+
+    A video encoder may write the same pictures in other bytes, so that a copy is no second writing.
+    """
+    shutil.copytree(recipe.parent, folder, ignore=shutil.ignore_patterns("out"), dirs_exist_ok=True)
+    return folder / recipe.name
 
 
 def _row(question: str, answer: str, **files: str) -> dict[str, object]:
