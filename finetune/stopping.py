@@ -13,7 +13,7 @@ from typing import Any, Self
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A launcher passes on to its processes what a terminal has already sent to all of them.
-_ECHO_SECONDS = 1.0
+_ECHO_SECONDS = 5.0
 
 
 class Interrupts:

@@ -3,8 +3,10 @@
 import json
 import shutil
 import threading
+from contextlib import ExitStack
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -18,6 +20,7 @@ from apollo_cli.finetune.records import read_log
 from apollo_cli.finetune.stopping import LossWatch
 from apollo_cli.model.tokenizer import load_tokenizer
 from tests import tiny
+from tests.finetune.test_checkpoints import full_disk
 from tests.finetune.toy import write_toy
 
 
@@ -190,6 +193,53 @@ def test_a_second_run_in_the_same_folder_is_refused(tmp_path: Path):
 
     run_recipe(recipe, say=again)
     assert "another run is writing to" in refused[0]
+
+
+@pytest.mark.parametrize(
+    "keys",
+    [
+        {"method": "qlora", "train": ["llm"], "optimizer": "adamw8bit", "tensorboard": True},
+        {"stage": 1, "method": "full", "texts": 0, "learning_rate": None, "warmup_share": 0.5},
+        {"stage": 2, "method": "lora", "texts": 0, "learning_rate": None, "lora_encoders": True},
+        {"length_grouped": False, "micro_batch_size": 3, "gradient_checkpointing": True},
+    ],
+    ids=["qlora, cached, 8 bit", "stage 1", "stage 2", "checkpointed"],
+)
+def test_a_run_that_goes_on_equals_one_that_was_not_stopped(tmp_path: Path, keys: dict[str, Any]):
+    recipe = load_recipe(write_toy(tmp_path, clips=2, **{"texts": 1, "lora_dropout": 0.1} | keys))
+    whole, _ = run(replace(recipe, output=tmp_path / "whole"))
+
+    def stop(line: str) -> None:
+        if line.startswith("step 3/4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(recipe, say=stop)
+    out, told = run(recipe)
+    assert told[0] == "going on behind step 2 of 4"
+    assert losses(out) == losses(whole)
+    for file in whole.rglob("*.safetensors"):
+        if "features" in file.parts:
+            continue
+        expected, found = load_file(file), load_file(out / file.relative_to(whole))
+        assert expected.keys() == found.keys()
+        assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+def test_a_full_disk_is_one_error_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, steps=6))
+    whole, _ = run(replace(recipe, output=tmp_path / "whole"))
+    with ExitStack() as disk:
+
+        def fill(line: str) -> None:
+            if line.startswith("step 3/6"):
+                disk.enter_context(full_disk(10_000))
+
+        with pytest.raises(DataError, match=r"step 4 cannot be .* last good one is step-000002"):
+            run_recipe(recipe, say=fill)
+    out, told = run(recipe)
+    assert told[0] == "going on behind step 2 of 6"
+    assert losses(out) == losses(whole)
 
 
 def test_an_exploding_loss_is_told_after_some_steps_and_noise_is_not():
