@@ -11,6 +11,7 @@ from typing import Any
 from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.stages import (
     METHODS,
+    SCHEDULES,
     STAGES,
     Method,
     Part,
@@ -75,7 +76,7 @@ class Plan:
     """What one of the recipes of a project is for.
 
     Attributes:
-        file: its name. title: what it does. stage: its stage. train: parts; empty: the stage's.
+        file: its name. title: what it does. stage: its stage. train: parts that learn.
         output: folder of its result. after: folder of the result that it starts from.
         notes: lines about its data.
     """
@@ -89,58 +90,60 @@ class Plan:
     notes: tuple[str, ...] = ()
 
 
-PLANS = (
-    Plan(
-        "sft.toml",
-        "Tune the language model on your own videos. This is the one to start with.",
-        3,
-        ("llm",),
-        "out",
-        notes=(
-            "Without 10-14 % of text alone, a long training makes the language model forget how",
-            "to talk: add a file of chats without pictures, and give each [[data]] a share.",
-        ),
-    ),
-    Plan(
-        "stage1.toml",
-        "Stage 1 of 3: the connector alone, on video. For a new encoder or language model.",
-        1,
-        (),
-        "stage1",
-        notes=("Videos only: samples of other kinds are faults here.",),
-    ),
-    Plan(
-        "stage2.toml",
-        "Stage 2 of 3: the vision encoders, on video. For pictures unlike any it has seen.",
-        2,
-        (),
-        "stage2",
-        after="stage1",
-        notes=("Videos only: the paper found that images harm the encoders here.",),
-    ),
-    Plan(
-        "stage3.toml",
-        "Stage 3 of 3: language model and connector, on everything.",
-        3,
-        (),
-        "stage3",
-        after="stage2",
-        notes=(
-            "The paper's best mixture: 10-14 % text, the rest images and slightly more video.",
-            "Add a [[data]] for each file, and give each a share.",
-        ),
+SFT = Plan(
+    "sft.toml",
+    "Tune the language model on your own videos. This is the one to start with.",
+    3,
+    ("llm",),
+    "out",
+    notes=(
+        "Without 10-14 % of text alone, a long training makes the language model forget how",
+        "to talk: add a file of chats without pictures, and give each [[data]] a share.",
     ),
 )
+_NOTES: dict[StageName, tuple[str, ...]] = {
+    1: ("Videos only: samples of other kinds are left out here.",),
+    2: ("Videos only: the paper found that images harm the encoders here.",),
+    3: (
+        "The paper's best mixture: 10-14 % text, the rest images and slightly more video.",
+        "Add a [[data]] for each file, and give each a share.",
+    ),
+    "custom": ("All kinds of samples.",),
+}
+
+
+def plans_of(schedule: str) -> tuple[Plan, ...]:
+    """The recipes of a project: the one to start with, and the stages of a schedule in a row."""
+    steps = SCHEDULES[schedule].steps
+    plans = [SFT]
+    for number, (stage, train) in enumerate(steps, start=1):
+        plans.append(
+            Plan(
+                file=f"stage{number}.toml",
+                title=f"Stage {number} of {len(steps)}: {STAGES[stage].summary}.",
+                stage=stage,
+                train=train,
+                output=f"stage{number}",
+                after=f"stage{number - 1}" if number > 1 else "",
+                notes=_NOTES[stage],
+            )
+        )
+    return tuple(plans)
 
 
 def write_project(
-    folder: Path | str, data: Sequence[Path | str], model: str, method: Method
+    folder: Path | str,
+    data: Sequence[Path | str],
+    model: str,
+    method: Method,
+    schedule: str = "three",
 ) -> list[Path]:
     """Write the recipes of a project.
 
     Args:
         folder: where to; made if it is missing.
         data: files of samples. model: what is trained. method: how.
+        schedule: a name in ``stages.SCHEDULES``.
 
     Returns:
         The files, the first one to start with.
@@ -158,13 +161,14 @@ def write_project(
         if not source.is_file():
             raise DataError(f"--data {source} does not exist", "a file of samples is needed")
     values, name = _llm_values(model), _model_name(model)
-    files = [folder / plan.file for plan in PLANS]
+    plans = plans_of(schedule)
+    files = [folder / plan.file for plan in plans]
     taken = [path for path in files if path.exists()]
     if taken:
         raise DataError(f"{taken[0]} exists", "a folder without recipes is needed")
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for plan, path in zip(PLANS, files, strict=True):
+        for plan, path in zip(plans, files, strict=True):
             text = render(plan, [_near(source, folder) for source in sources], name, method, values)
             partial = path.with_name(f".{path.name}.unfinished")
             partial.write_text(text, "utf-8")
@@ -197,7 +201,7 @@ def render(
 
 
 def _rows(plan: Plan, model: str, method: Method, llm_values: int | None) -> dict[str, Any]:
-    train = plan.train or STAGES[plan.stage].trains
+    train = plan.train
     toy = model == TOY
     low_rank: list[Part] = ["llm"] if method != "full" and "llm" in train else []
     if method != "full" and "encoders" in train:

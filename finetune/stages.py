@@ -54,7 +54,7 @@ _LAST_RATES: dict[Part, float] = {"llm": 3e-5, "connector": 1e-4, "encoders": 5e
 STAGES: dict[StageName, Stage] = {
     1: Stage(
         1,
-        "the connector learns to speak to the language model",
+        "the connector alone, on video",
         ("connector",),
         ("connector",),
         ("video",),
@@ -63,7 +63,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     2: Stage(
         2,
-        "the vision encoders learn from video, the language model stays as it is",
+        "the vision encoders, on video",
         ("encoders",),
         ("encoders",),
         ("video",),
@@ -73,7 +73,7 @@ STAGES: dict[StageName, Stage] = {
     ),
     3: Stage(
         3,
-        "language model and connector learn from the whole mixture",
+        "language model and connector, on everything",
         ("llm", "connector"),
         ("llm", "connector"),
         _ALL_KINDS,
@@ -82,7 +82,7 @@ STAGES: dict[StageName, Stage] = {
         because="the paper found 59.2 points with frozen encoders, and 48.1 at best with encoders "
         "that were trained together with the language model",
     ),
-    "custom": Stage("custom", "any parts on any data", PARTS, (), _ALL_KINDS, _LAST_RATES),
+    "custom": Stage("custom", "any parts, on everything", PARTS, (), _ALL_KINDS, _LAST_RATES),
 }
 
 TEXT_FINDING = (
@@ -96,36 +96,20 @@ class Schedule:
     """Stages in a row, as the paper compared them.
 
     Attributes:
-        summary: in a few words.
         steps: for each stage, its name in a recipe and the parts that it trains.
         score: the paper's points, best of three settings.
     """
 
-    summary: str
     steps: tuple[tuple[StageName, tuple[Part, ...]], ...]
     score: float
 
 
 SCHEDULES: dict[str, Schedule] = {
-    "three": Schedule(
-        "connector; encoders on video; language model and connector",
-        ((1, ("connector",)), (2, ("encoders",)), (3, ("llm", "connector"))),
-        59.2,
-    ),
-    "two-frozen": Schedule(
-        "connector; language model and connector, encoders never",
-        ((1, ("connector",)), (3, ("llm", "connector"))),
-        57.8,
-    ),
-    "two-trained": Schedule(
-        "connector; everything together",
-        ((1, ("connector",)), ("custom", PARTS)),
-        48.1,
-    ),
-    "one-frozen": Schedule(
-        "language model and connector from the start", ((3, ("llm", "connector")),), 48.7
-    ),
-    "one-trained": Schedule("everything together from the start", (("custom", PARTS),), 31.0),
+    "three": Schedule(((1, ("connector",)), (2, ("encoders",)), (3, ("llm", "connector"))), 59.2),
+    "two-frozen": Schedule(((1, ("connector",)), (3, ("llm", "connector"))), 57.8),
+    "two-trained": Schedule(((1, ("connector",)), ("custom", PARTS)), 48.1),
+    "one-frozen": Schedule(((3, ("llm", "connector")),), 48.7),
+    "one-trained": Schedule((("custom", PARTS),), 31.0),
 }
 
 

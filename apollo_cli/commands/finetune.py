@@ -7,11 +7,13 @@ import os
 import sys
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import click
 
 from apollo_cli.commands.output import progress, say, say_note, write_json
 from apollo_cli.errors import DataError
+from apollo_cli.finetune.stages import METHODS, SCHEDULES
 
 
 @click.group()
@@ -27,15 +29,21 @@ def finetune() -> None:
 @click.option("--model", default="apollo-3b", help="What training starts from.")
 @click.option(
     "--method",
-    type=click.Choice(["full", "lora", "qlora"]),
+    type=click.Choice(METHODS),
     default="qlora",
     help="All weights, small matrices beside them, or those beside weights in 4 bit.",
 )
-def new_command(folder: Path, data: tuple[Path, ...], model: str, method: str) -> None:
-    """Write commented recipes to own and edit: sft.toml, and one for each of three stages."""
+@click.option(
+    "--schedule",
+    type=click.Choice(list(SCHEDULES)),
+    default="three",
+    help="Stages to write: the paper's best three, or one of its comparisons.",
+)
+def new_command(folder: Path, data: tuple[Path, ...], **flags: Any) -> None:
+    """Write commented recipes to own and edit: sft.toml, and one for each stage."""
     from apollo_cli.finetune.new import write_project
 
-    files = write_project(folder, data, model, method)  # pyright: ignore[reportArgumentType]
+    files = write_project(folder, data, **flags)
     for path in files:
         click.echo(path)
     say_note(f"next: apollo finetune check {folder / files[0].name}")

@@ -11,9 +11,9 @@ import pytest
 
 from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.adapters import load_base, prepare_network
-from apollo_cli.finetune.new import COMMENTS, PLANS, write_project
+from apollo_cli.finetune.new import COMMENTS, plans_of, write_project
 from apollo_cli.finetune.recipe import Recipe, load_recipe
-from apollo_cli.finetune.stages import METHODS, STAGES, Method
+from apollo_cli.finetune.stages import METHODS, SCHEDULES, STAGES, Method
 from apollo_cli.finetune.values import CHECKS
 from tests import tiny
 
@@ -79,6 +79,17 @@ def test_a_stage_starts_from_the_result_of_the_one_before_it(tmp_path: Path, dat
     assert tuned.train == ("llm",)
 
 
+@pytest.mark.parametrize("name", SCHEDULES)
+def test_every_schedule_that_the_paper_compared_can_be_written(
+    name: str, tmp_path: Path, data: Path
+):
+    files = write_project(tmp_path / "bees", [data], "apollo-nano", "lora", name)
+    _, *stages = (load_recipe(path, check_files=False) for path in files)
+    assert [(recipe.stage, recipe.train) for recipe in stages] == list(SCHEDULES[name].steps)
+    outputs = [recipe.output for recipe in stages]
+    assert [recipe.adapters for recipe in stages] == [(), *((each,) for each in outputs[:-1])]
+
+
 def test_rates_follow_the_size_of_the_model(tmp_path: Path, data: Path):
     small, large = (
         recipes(tmp_path / model, data, model, "full")[0].learning_rate
@@ -121,5 +132,7 @@ def test_the_command_names_the_files_and_what_to_do_next(tmp_path: Path, data: P
         text=True,
         check=True,
     )
-    assert run.stdout.splitlines() == [str(tmp_path / "bees" / plan.file) for plan in PLANS]
+    assert run.stdout.splitlines() == [
+        str(tmp_path / "bees" / plan.file) for plan in plans_of("three")
+    ]
     assert run.stderr == "note: next: apollo finetune check bees/sft.toml\n"

@@ -2,11 +2,8 @@
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import pytest
 
-from apollo_cli.finetune.recipe import load_recipe
 from apollo_cli.finetune.stages import (
     HIGHEST_RATE,
     PARTS,
@@ -15,7 +12,6 @@ from apollo_cli.finetune.stages import (
     STAGES,
     learning_rates,
 )
-from apollo_cli.finetune.values import spell
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.registry import known_models
 from apollo_cli.weights.shapes import released_network
@@ -58,17 +54,3 @@ def test_encoders_are_never_trained_beside_a_language_model_in_a_stage_of_the_pa
 
 def test_three_stages_are_the_best_schedule_of_the_paper():
     assert max(SCHEDULES, key=lambda name: SCHEDULES[name].score) == "three"
-
-
-@pytest.mark.parametrize("name", SCHEDULES)
-def test_every_schedule_that_the_paper_compared_can_be_written_as_recipes(
-    name: str, tmp_path: Path
-):
-    (tmp_path / "data.jsonl").touch()
-    for number, (stage, train) in enumerate(SCHEDULES[name].steps):
-        recipe = tmp_path / f"{number}.toml"
-        recipe.write_text(
-            f'model = "apollo-nano"\nstage = {spell(stage)}\nmethod = "full"\n'
-            f'train = {spell(train)}\noutput = "out{number}"\n[[data]]\npath = "data.jsonl"\n'
-        )
-        assert load_recipe(recipe).train == train
