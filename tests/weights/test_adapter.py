@@ -20,6 +20,7 @@ from apollo_cli import engine
 from apollo_cli.config import GenerationOptions
 from apollo_cli.errors import WeightsError
 from apollo_cli.finetune.adapters import load_base
+from apollo_cli.finetune.merge import merge_result
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.weights.adapter import (
@@ -252,6 +253,18 @@ def test_a_copy_that_is_stored_in_few_bits_is_the_same_model(tmp_path: Path):
     options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "adapter": recipe.output}
     one = look(engine.load(stored, **options).network)
     other = look(engine.load(NANO, quant="4bit", **options).network)
+    assert torch.equal(one[1], other[1])
+
+
+def test_weights_that_were_trained_whole_are_quantised_as_a_merged_model_is(
+    checkpoint: Path, tmp_path: Path
+):
+    recipe = recipe_of(checkpoint, tmp_path / "out", method="full")
+    train_randomly(recipe)
+    merged = merge_result(recipe.output, tmp_path / "merged")
+    options: dict[str, Any] = {"device": "cpu", "dtype": "float32", "quant": "4bit"}
+    one = look(engine.load(adapter=recipe.output, **options).network)
+    other = look(engine.load(merged, **options).network)
     assert torch.equal(one[1], other[1])
 
 
