@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from safetensors.torch import save_file
 from torch import nn
 
@@ -264,9 +265,10 @@ def save_result(
         }
         (unfinished / MANIFEST).write_text(json.dumps(manifest, indent=1), "utf-8")
         _move_in(unfinished, folder, list(manifest["files"]))
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise DataError(
-            f"the result {folder} cannot be written ({error.strerror or error})",
+            f"the result {folder} cannot be written ({reason})",
             next_step="make room or choose another output, and run again: it goes on from the "
             "last checkpoint",
         ) from None

@@ -250,3 +250,20 @@ def test_an_exploding_loss_is_told_after_some_steps_and_noise_is_not():
     assert [watch.explodes(step, 7.0) for step in range(42, 47)] == [False] * 4 + [True]
     tiny = LossWatch(0)
     assert not any(tiny.explodes(step, 0.001 if step % 3 else 0.5) for step in range(100))
+
+
+def test_a_result_that_the_disk_does_not_hold_is_saved_by_the_next_run(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, validation_share=0.3, steps=2))
+    with ExitStack() as disk:
+
+        def fill(line: str) -> None:
+            if line.startswith("step 2: held out"):
+                disk.enter_context(full_disk(10_000))
+
+        with pytest.raises(DataError, match=r"the result .* cannot be written .* make room"):
+            run_recipe(recipe, say=fill)
+    assert not (recipe.output / "apollo_adapter.json").exists()
+    out, told = run(recipe)
+    assert told[0] == "going on behind step 2 of 2"
+    assert (out / "apollo_adapter.json").exists()
+    assert any(line.startswith("done: 2 steps") for line in told)
