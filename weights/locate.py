@@ -6,6 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.errors import WeightsError
 from apollo_cli.weights.adapter import Adapter, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.registry import ModelSource, known_models, resolve
@@ -61,7 +62,7 @@ def locate_model(
     """
     if adapter is not None:
         chain = resolve_chain([adapter])
-        located = locate_model(chain[-1].base_name if str(name) == AUTO else name)
+        located = _base_of(chain[-1]) if str(name) == AUTO else locate_model(name)
         check_base(chain, read_checkpoint(located.folder))
         return replace(located, chain=chain)
     chosen = str(name) == AUTO
@@ -69,6 +70,17 @@ def locate_model(
     manifest = find_manifest(source) if source.kind == "hub" else None
     revision = manifest.commit if manifest else None
     return LocatedModel(source.name, require_local(source), revision, chosen)
+
+
+def _base_of(adapter: Adapter) -> LocatedModel:
+    try:
+        return locate_model(adapter.base_name)
+    except WeightsError as error:
+        raise WeightsError(
+            f"adapter {adapter.folder} was trained from {adapter.base_name}: {error.received}",
+            "that model is needed, under any name",
+            f"say with --model where it is; {error.next_step}".rstrip("; "),
+        ) from None
 
 
 def _best_local(available_bytes: int | None) -> ModelSource:

@@ -109,6 +109,16 @@ def test_without_a_model_the_result_names_it(trained: Recipe, checkpoint: Path):
     assert not apollo.located.chosen
 
 
+def test_a_model_that_moved_is_asked_for(tmp_path: Path):
+    base = tiny.save(tmp_path / "base")
+    recipe = recipe_of(base, tmp_path / "out")
+    train_randomly(recipe)
+    moved = base.rename(tmp_path / "moved")
+    with pytest.raises(WeightsError, match="base' does not exist; that model is needed"):
+        engine.load(adapter=recipe.output, device="cpu")
+    engine.load(moved, adapter=recipe.output, device="cpu")
+
+
 def test_the_same_weights_under_another_name_and_in_other_files_are_the_same_model(
     trained: Recipe, tmp_path: Path
 ):
