@@ -49,14 +49,7 @@ class Parts:
 
 def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
     """Tie every action to its trigger."""
-    outputs = [
-        parts.key,
-        *(parts.views[name] for name in _VIEWS),
-        parts.add,
-        parts.ask,
-        parts.stop,
-        parts.blind,
-    ]
+    outputs = [parts.key, *(parts.views[name] for name in _VIEWS)]
     quiet: dict[str, Any] = {
         "show_progress": "hidden",
         "api_visibility": "private",
@@ -126,16 +119,16 @@ def _wire_files(
         listed = handlers.browse(str(chosen.pick))
         visit = handlers.back(key)
         if listed is not None:
-            yield [*_still(outputs), gr.HTML(show.picker(listed), visible=True)]
+            yield [*_still(outputs), show.picker(listed), True]
             return
         for row in _fill(visit.key, handlers.open(visit, str(chosen.pick))):
-            yield [*row, gr.HTML(visible=False)]
+            yield [*row, "", False]
 
-    def browse(is_open: bool) -> tuple[Any, bool]:
+    def browse(is_open: bool) -> tuple[str, bool]:
         listed = None if is_open else handlers.browse("")
         if listed is None:
-            return gr.HTML(visible=False), False
-        return gr.HTML(show.picker(listed), visible=True), True
+            return "", False
+        return show.picker(listed), True
 
     def save(key: str, form: str) -> tuple[str, str, str]:
         visit = handlers.back(key)
@@ -150,7 +143,7 @@ def _wire_files(
     saved = [gr.Textbox(visible=False), gr.Textbox(visible=False)]
     alert = parts.views["alert"]
     parts.browse.click(browse, is_open, [parts.picker, is_open], **quiet)
-    parts.picker.click(pick, parts.key, [*outputs, parts.picker], **quiet)
+    parts.picker.click(pick, parts.key, [*outputs, parts.picker, is_open], **quiet)
     for form, button in parts.save.items():
         button.click(
             lambda key, form=form: save(key, form), parts.key, [*saved, alert], **quiet
@@ -170,22 +163,11 @@ def _still(outputs: list[Any]) -> list[Any]:
 
 def _fill(key: str, states: Iterator[State]) -> Iterator[list[Any]]:
     """Each state as values for the components; what did not change is left as it is."""
-    last: dict[str, Any] = {}
+    last: dict[str, str] = {}
     for state in states:
-        busy = state.task is not None
-        drawn: dict[str, Any] = {name: view(state) for name, view in _VIEWS.items()}
-        answered = any(turn.is_kept for turn in state.told) and bool(state.files)
-        drawn |= {
-            "is_open": bool(state.files),
-            "is_idle": not busy,
-            "is_busy": busy,
-            "is_answered": answered and not busy,
-        }
-        yield [key, *(_change(last, name, value) for name, value in drawn.items())]
+        drawn = {name: view(state) for name, view in _VIEWS.items()}
+        yield [
+            key,
+            *(gr.skip() if last.get(name) == html else html for name, html in drawn.items()),
+        ]
         last = drawn
-
-
-def _change(last: dict[str, Any], name: str, value: Any) -> Any:
-    if name in last and last[name] == value:
-        return gr.skip()
-    return gr.update(visible=value) if isinstance(value, bool) else value

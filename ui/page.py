@@ -82,13 +82,12 @@ def _lay_out(defaults: UiDefaults) -> Parts:
                     max_lines=1,
                 )
                 opener = gr.Button("Open", size="sm", variant="primary", elem_id="open")
-                add = gr.Button("Add", size="sm", elem_id="add", visible=False)
+                add = gr.Button("Add", size="sm", elem_id="add")
                 browse = gr.Button("Browse", size="sm", elem_id="browse")
                 upload = gr.UploadButton("Upload", size="sm", elem_id="upload", type="filepath")
             picker = gr.HTML(
                 elem_id="picker",
                 apply_default_css=False,
-                visible=False,
                 js_on_load=_PICK,
             )
             view("player")
@@ -111,9 +110,9 @@ def _lay_out(defaults: UiDefaults) -> Parts:
                     max_lines=6,
                 )
                 ask = gr.Button("Ask", variant="primary", elem_id="ask")
-                stop = gr.Button("Stop", variant="stop", elem_id="stop", visible=False)
+                stop = gr.Button("Stop", variant="stop", elem_id="stop")
             with gr.Row(elem_id="after-row"):
-                blind = gr.Button("Blind check", size="sm", elem_id="blind", visible=False)
+                blind = gr.Button("Blind check", size="sm", elem_id="blind")
     return Parts(
         key,
         browser_key,

@@ -129,7 +129,7 @@ def _turn(turn: Told) -> str:
     check = "".join(f"<li>{text(line)}</li>" for line in turn.check)
     stopped = "" if turn.is_kept else '<p class="stopped">Stopped; this turn is not kept.</p>'
     return (
-        f'<article class="turn{"" if turn.is_kept else " dropped"}">'
+        f'<article class="turn {"kept" if turn.is_kept else "dropped"}">'
         f'<p class="question">{text(turn.question)}</p>'
         f'<p class="answer">{linked(turn.answer, turn.citations)}</p>{stopped}'
         + (f'<ul class="check" aria-label="Blind check">{check}</ul>' if check else "")
