@@ -55,11 +55,9 @@ def load(
     """Load a model.
 
     Args:
-        model: a known name, a folder, ``owner/repository[@revision]``, or ``auto`` for the best
-            downloaded model that fits this machine.
+        model: known name, folder, ``owner/repository[@revision]``; ``auto``: the best that fits.
         device, dtype: ``cpu``, ``cuda:1``, ``mps`` ...; ``bfloat16`` ...; None chooses.
-        template: chat template; None takes the checkpoint's.
-        quant: ``4bit`` or ``8bit`` weights of the language model; None keeps the dtype.
+        template: chat template. quant: ``4bit`` or ``8bit``. None keeps the checkpoint's.
         settings: what ``fitting.fit_wish`` chose; its precision wins over ``quant``.
         adapter: result of a training run; with ``auto`` it names its model itself.
         use_cache: whether what was seen is kept on disk and found again.
