@@ -12,7 +12,13 @@ from safetensors.torch import load_file
 from apollo_cli.finetune.records import read_log
 from tests.finetune.toy import copy_toy, write_toy
 
-KEYS = {"steps": 3, "batch_size": 5, "validation_share": 0.2, "learning_rate": 1e-4}
+KEYS = {
+    "steps": 3,
+    "batch_size": 5,
+    "validation_share": 0.2,
+    "learning_rate": 1e-4,
+    "connector_learning_rate": 1e-4,
+}
 LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
