@@ -107,6 +107,8 @@ def run_recipe(
             say=tell,
             on_progress=on_progress,
         )
+    if team.num_processes > 1:
+        team.end_training()
     return recipe.output
 
 

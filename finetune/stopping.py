@@ -51,15 +51,17 @@ class Interrupts:
 
 
 class LossWatch:
-    """Tells a loss that explodes: far above its running median, several steps in a row.
+    """Tells a loss that explodes: far above its running median and all it has been, steps in a row.
+
+    Batches of hard samples among easy ones are no explosion: such losses have been seen before.
 
     Args:
         start: step from which on it looks; the warm-up lies before. factor: times the median.
-        patience: steps in a row. window: losses of which the median is taken.
+        patience: steps in a row. window: losses that are looked back at.
     """
 
     def __init__(
-        self, start: int, *, factor: float = 5.0, patience: int = 5, window: int = 50
+        self, start: int, *, factor: float = 5.0, patience: int = 5, window: int = 100
     ) -> None:
         self._start = start
         self._factor = factor
@@ -77,9 +79,12 @@ class LossWatch:
 
         A small loss may jump to many times itself: one more than the median is always allowed.
         """
-        median = statistics.median(self._losses) if self._losses else loss
-        is_high = step > self._start and loss > max(self._factor * median, median + 1)
+        is_high = step > self._start and bool(self._losses) and loss > self._bound()
         self._high = self._high + 1 if is_high else 0
         if not is_high:
             self._losses.append(loss)
         return self._high >= self._patience
+
+    def _bound(self) -> float:
+        median = statistics.median(self._losses)
+        return max(self._factor * median, median + 1, 1.5 * max(self._losses))

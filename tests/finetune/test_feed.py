@@ -107,7 +107,7 @@ def test_a_cut_line_of_a_quarantine_file_is_no_fault(tmp_path: Path):
 def test_a_run_whose_samples_are_mostly_broken_ends(tmp_path: Path):
     mixture = Mixture([(samples(100), 1.0)], seed=1)
     builder = Reading(broken=frozenset(s.name for s in samples(100)))
-    with pytest.raises(DataError, match=r"5 of the first .* samples cannot be read.*7.mp4"):
+    with pytest.raises(DataError, match=r"\d+ of the first .* samples cannot be read.*7\.mp4"):
         take(mixture, builder, 50, tmp_path / "q")
 
 
