@@ -172,11 +172,11 @@ class Feed:
         last = ""
         for attempt in range(_ATTEMPTS):
             sample = self._mixture.sample_at(slot, attempt)
-            if sample.name in self._quarantine:
+            if sample in self._quarantine:
                 continue
             if self._ending.is_set():
                 raise CancelledError
-            self._quarantine.note_tried(sample.name)
+            self._quarantine.note_tried(sample)
             try:
                 with self._watchdog.watching(sample):
                     return self._builder.build(sample)

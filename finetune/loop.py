@@ -84,6 +84,8 @@ def run_recipe(
     tell: Say = say if team.is_main_process else _say_nothing
     on_progress = on_progress if team.is_main_process else no_progress
     data = load_dataset(recipe)
+    if any(fault.cost == "run" for fault in data.faults):
+        tell_faults(data.faults, tell)
     data.check_runnable()
     with claim(recipe.output, team):
         if fresh and team.is_main_process:
@@ -95,9 +97,10 @@ def run_recipe(
         if is_done:
             tell(f"this run is done: {recipe.output} holds its result; --fresh trains it again")
             return recipe.output
-        tell_faults(data.faults, tell)
         quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say)
-        prepared = prepare(recipe, data, team, quarantine, device=device, on_progress=on_progress)
+        prepared = prepare(
+            recipe, data, team, quarantine, device=device, say=tell, on_progress=on_progress
+        )
         _run(
             prepared,
             team,

@@ -160,12 +160,13 @@ def prepare(
     quarantine: Quarantine,
     *,
     device: str,
+    say: Callable[[str], None],
     on_progress: Progress,
 ) -> Prepared:
     """Measure the samples, load the model, and open what is trained.
 
-    Samples whose files cannot be read go to the quarantine. They keep their slots in the mixture,
-    so that its order depends on the data files alone.
+    Samples whose files cannot be read go to the quarantine, which is told. They keep their slots
+    in the mixture, so that its order depends on the data files alone.
 
     Raises:
         DataError: most samples cannot be read.
@@ -187,6 +188,7 @@ def prepare(
         for sample, length in zip(data.samples, lengths, strict=False):
             if length is None:
                 quarantine.exclude(sample, broken[sample.name].message)
+    tell_faults((*data.faults, *faults), say)
     _check_enough(recipe, data, quarantine)
     held = lengths[len(data.samples) :]
     base = load_base(recipe, device=device, on_progress=on_progress)
@@ -240,7 +242,7 @@ def watch_ahead(
         fingerprint=base.fingerprint,
     )
     broken = store.fill(
-        [s for s in (*prepared.samples, *prepared.held_out) if s.name not in quarantine],
+        [s for s in (*prepared.samples, *prepared.held_out) if s not in quarantine],
         process=team.process_index,
         processes=team.num_processes,
         on_progress=on_progress,
@@ -257,7 +259,8 @@ def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
     """Tell how many samples are left out, with a line for each kind of fault."""
     costly = [fault for fault in faults if fault.cost == "sample"]
     if costly:
-        say(f"{len(costly)} samples are left out; apollo finetune check names each")
+        count = "1 sample is" if len(costly) == 1 else f"{len(costly)} samples are"
+        say(f"{count} left out; apollo finetune check names each")
     counts = Counter(fault.kind for fault in costly)
     for kind, count in counts.most_common():
         first = next(fault for fault in costly if fault.kind == kind)
@@ -266,7 +269,7 @@ def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
 
 def _check_enough(recipe: Recipe, data: Dataset, quarantine: Quarantine) -> None:
     samples = data.samples
-    broken = sum(sample.name in quarantine for sample in samples)
+    broken = sum(sample in quarantine for sample in samples)
     if broken > len(samples) / 2:
         raise DataError(
             f"{broken} of {len(samples)} samples cannot be read",

@@ -7,11 +7,14 @@ import threading
 from collections.abc import Callable
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import Any
 
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.sample import Sample
 
 QUARANTINE_NAME = "quarantine.jsonl"
+
+_Key = tuple[str, ...]
 
 
 class Quarantine:
@@ -26,25 +29,26 @@ class Quarantine:
         self.path = path
         self._say = say
         self._lock = threading.Lock()
-        self._names: set[str] = set()
-        self._tried: set[str] = set()
+        self._known: set[_Key] = set()
+        self._tried: set[_Key] = set()
         self._added = 0
         self.load()
 
-    def __contains__(self, name: str) -> bool:
-        return name in self._names
+    def __contains__(self, sample: Sample) -> bool:
+        return _key(sample) in self._known
 
     def __len__(self) -> int:
-        return len(self._names)
+        return len(self._known)
 
     def load(self) -> None:
         """Take in what the file holds, from other processes too."""
-        self._names |= {row["name"] for row in read_quarantine(self.path)}
+        for row in read_quarantine(self.path):
+            self._known.add((str(row["name"]), *map(str, row["files"])))
 
-    def note_tried(self, name: str) -> None:
+    def note_tried(self, sample: Sample) -> None:
         """Count a sample among those that were tried."""
         with self._lock:
-            self._tried.add(name)
+            self._tried.add(_key(sample))
 
     def exclude(self, sample: Sample, reason: str) -> None:
         """Write down a sample that is known to be broken before training.
@@ -76,9 +80,9 @@ class Quarantine:
 
     def _write(self, sample: Sample, reason: str) -> bool:
         """Whether the sample was not there before."""
-        if sample.name in self._names:
+        if sample in self:
             return False
-        self._names.add(sample.name)
+        self._known.add(_key(sample))
         row = {
             "name": sample.name,
             "files": [str(visual.path) for visual in sample.visuals],
@@ -96,7 +100,12 @@ class Quarantine:
         return True
 
 
-def read_quarantine(path: Path) -> list[dict[str, str]]:
+def _key(sample: Sample) -> _Key:
+    """Two data files of one name may have samples of one name: the videos tell them apart."""
+    return (sample.name, *(str(visual.path) for visual in sample.visuals))
+
+
+def read_quarantine(path: Path) -> list[dict[str, Any]]:
     """The rows of a quarantine file; a line that was cut off by a crash is left out."""
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
@@ -104,6 +113,6 @@ def read_quarantine(path: Path) -> list[dict[str, str]]:
             row = json.loads(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and isinstance(row.get("name"), str):
+        if isinstance(row, dict) and "name" in row and isinstance(row.get("files"), list):
             rows.append(row)
     return rows

@@ -99,9 +99,10 @@ def test_the_same_samples_come_after_a_stop_without_trying_the_broken_one_again(
 
 def test_a_cut_line_of_a_quarantine_file_is_no_fault(tmp_path: Path):
     path = tmp_path / "q"
-    path.write_text('{"name": "a:1"}\n{"name": "a')
+    path.write_text('{"name": "a:1", "files": ["/videos/7.mp4"]}\n{"name": "a')
     assert [row["name"] for row in read_quarantine(path)] == ["a:1"]
-    assert "a:1" in Quarantine(path, ignore)
+    quarantine = Quarantine(path, ignore)
+    assert [s in quarantine for s in samples(3)] == [False, True, False]
 
 
 def test_a_run_whose_samples_are_mostly_broken_ends(tmp_path: Path):

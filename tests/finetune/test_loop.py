@@ -105,7 +105,7 @@ def test_fresh_forgets_the_earlier_run(tmp_path: Path):
     recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, steps=2))
     first, _ = run(recipe)
     before = losses(first)
-    (first / "quarantine.jsonl").write_text('{"name": "data.jsonl:1"}\n')
+    (first / "quarantine.jsonl").write_text('{"name": "data.jsonl:1", "files": []}\n')
     _, told = run(replace(recipe, steps=3), fresh=True)
     assert not any("going on" in line for line in told)
     assert len(losses(first)) == 3
@@ -124,17 +124,23 @@ def test_the_micro_batch_changes_nothing_but_the_order_of_sums(tmp_path: Path):
 def test_a_broken_video_costs_its_samples_and_never_the_run(tmp_path: Path):
     recipe = write_toy(tmp_path, clips=3, questions=1, texts=4, steps=6)
     (tmp_path / "1.mp4").write_bytes(b"not a video")
-    # The index is whole, so that only decoding finds out.
-    video = bytearray((tmp_path / "2.mp4").read_bytes())
-    start = video.index(b"mdat") + 8
-    video[start : start + 3000] = bytes(3000)
-    (tmp_path / "2.mp4").write_bytes(video)
+    told: list[str] = []
+
+    def take_away(stage: str, done: int, total: int) -> None:
+        # After all files were looked at, so that only reading finds out.
+        if stage == "load":
+            (tmp_path / "2.mp4").unlink(missing_ok=True)
+
     threads = threading.active_count()
-    out, _ = run(recipe)
+    out = run_recipe(load_recipe(recipe), say=told.append, on_progress=take_away)
+    assert told[0] == "1 sample is left out; apollo finetune check names each"
+    assert told[1].startswith("  1 x broken video, such as data.jsonl:2: 1.mp4: ")
+    assert sum(line.startswith("sample data.jsonl:3 is left out: ") for line in told) == 1
     rows = [json.loads(line) for line in (out / "quarantine.jsonl").read_text().splitlines()]
     named = {row["name"]: row["reason"] for row in rows}
-    assert "data.jsonl:2" in named
+    assert named.keys() == {"data.jsonl:2", "data.jsonl:3"}
     assert "1.mp4" in named["data.jsonl:2"]
+    assert "2.mp4" in named["data.jsonl:3"]
     trained = {n for row in read_log(out / "log.jsonl") for n in row.get("samples", [])}
     assert not trained & set(named)
     assert len(losses(out)) == 6
