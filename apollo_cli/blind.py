@@ -42,9 +42,9 @@ class BlindCheck:
 
     def describe(self) -> list[str]:
         """The other answers and the verdict, a sentence each."""
-        told = [f"without the video: {self.blind.text}"]
+        told = [f"without the video: {self.blind.text or 'nothing'}"]
         if self.shuffled is not None:
-            told.append(f"with the clips shuffled: {self.shuffled.text}")
+            told.append(f"with the clips shuffled: {self.shuffled.text or 'nothing'}")
         return [*told, self.verdict]
 
     def to_dict(self) -> dict[str, Any]:
