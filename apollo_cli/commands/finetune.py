@@ -73,20 +73,23 @@ def check_command(recipe: Path, as_json: bool) -> None:
 
 
 @finetune.command("run")
-@click.argument("recipe", type=Path)
+@click.argument("recipes", nargs=-1, required=True, type=Path, metavar="RECIPE...")
 @click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
-@click.option("--steps", type=click.IntRange(min=1), help="Length of the run, over the recipe's.")
-def run_command(recipe: Path, fresh: bool, steps: int | None) -> None:
+@click.option("--steps", type=click.IntRange(min=1), help="Length of a run, over the recipe's.")
+def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> None:
     """Train as a recipe says; the same command again goes on where it stopped.
 
-    The folder of the result goes to stdout, for ask --adapter; everything else to stderr. On
-    several GPUs or machines: accelerate launch -m apollo_cli finetune run RECIPE.
+    Several recipes are run one after the other, such as the stages of a project. The folder of each
+    result goes to stdout, for ask --adapter; everything else to stderr. On several GPUs or
+    machines: accelerate launch -m apollo_cli finetune run RECIPE.
     """
     from apollo_cli.finetune.recipe import load_recipe
 
-    loaded = load_recipe(recipe)
-    if steps is not None:
-        loaded = replace(loaded, steps=steps)
+    # A later one may stand on the result of an earlier one, so its files are looked for in turn;
+    # what else is wrong with it is told before the first begins.
+    load_recipe(recipes[0])
+    for path in recipes[1:]:
+        load_recipe(path, check_files=False)
     # Looked up before anything heavy is imported, so that a lack is told at once.
     missing = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
     if missing:
@@ -94,11 +97,16 @@ def run_command(recipe: Path, fresh: bool, steps: int | None) -> None:
         raise DataError(f"{' and '.join(missing)} not installed", next_step=next_step)
     from apollo_cli.finetune.loop import run_recipe
 
-    with progress() as report:
-        folder = run_recipe(loaded, fresh=fresh, say=say, on_progress=report)
-    # A launcher numbers the processes that it starts: the first one answers for all.
-    if os.environ.get("RANK", "0") == "0":
-        click.echo(folder)
+    for path in recipes:
+        loaded = load_recipe(path)
+        if len(recipes) > 1:
+            say_note(f"{path}: stage {loaded.stage}")
+        loaded = loaded if steps is None else replace(loaded, steps=steps)
+        with progress() as report:
+            folder = run_recipe(loaded, fresh=fresh, say=say, on_progress=report)
+        # A launcher numbers the processes that it starts: the first one answers for all.
+        if os.environ.get("RANK", "0") == "0":
+            click.echo(folder)
 
 
 @finetune.command("merge")

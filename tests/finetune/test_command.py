@@ -88,6 +88,23 @@ def test_a_run_prints_its_folder_and_a_length_that_is_typed_wins(
     assert "step 1/1" in told.err
 
 
+def test_stages_are_run_in_a_row_and_a_fault_of_a_later_one_is_told_before_the_first(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first = write_toy(tmp_path, clips=1, questions=1, texts=0, stage=1, method="full", steps=1)
+    text = first.read_text().replace("learning_rate = 0.001\n", "")
+    first.write_text(text)
+    later = tmp_path / "later.toml"
+    chained = text.replace("stage = 1", "stage = 3").replace('output = "out"', 'output = "last"')
+    later.write_text(f'adapters = ["out"]\n{chained}'.replace("steps = 1", "stepz = 1"))
+    assert main(["finetune", "run", str(first), str(later)]) == 7
+    assert "did you mean steps?" in capsys.readouterr().err
+    assert not (tmp_path / "out").exists()
+    later.write_text(f'adapters = ["out"]\n{chained}')
+    assert main(["finetune", "run", str(first), str(later)]) == 0
+    assert capsys.readouterr().out == f"{tmp_path / 'out'}\n{tmp_path / 'last'}\n"
+
+
 def test_a_merge_over_something_is_a_fault_of_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):
