@@ -11,7 +11,6 @@ import contextlib
 import os
 import secrets
 import signal
-import sys
 import threading
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -25,7 +24,7 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.ui.costs import Pace, estimate_cost
 from apollo_cli.ui.shelf import Shelf, identity
-from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, without_tokens
+from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, sentence, without_tokens
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video_memory import VideoMemory
 
@@ -76,6 +75,7 @@ class Desk:
         self._line: list[Task] = []
         self._lock = threading.Lock()
         self._loaded: Future[Apollo] | None = None
+        self._is_closing = False
 
     def start(self) -> None:
         """Begin to load the model; the desk serves at once, and work waits for the model."""
@@ -85,6 +85,7 @@ class Desk:
 
     def close(self) -> None:
         """Stop all work and end the decoders."""
+        self._is_closing = True
         for visit in list(self.visits.values()):
             self.stop(visit)
         for pool in (self._worker, self._looker):
@@ -145,6 +146,15 @@ class Desk:
         task.future = pool.submit(self._do, visit, task, work)
         task.future.add_done_callback(partial(self._finish, visit, task))
         visit.touch()
+
+    def check_free(self, visit: Visit) -> None:
+        """Take further work only when the last one is done, or told to stop.
+
+        Raises:
+            UsageError: it is not.
+        """
+        if visit.task is not None and not visit.task.stopping.is_set():
+            raise UsageError("the last request is not done yet", next_step="press Stop")
 
     def stop(self, visit: Visit) -> None:
         """Stop what is done for a visitor, at whatever stage it is."""
@@ -301,6 +311,8 @@ class Desk:
         visit.revise()
 
     def _note_loading(self, stage: str, done: int, total: int) -> None:
+        if self._is_closing:
+            raise Stopped
         self.loading = Loading(done / total if total else 0.0)
 
     def _note_loaded(self, future: Future[Apollo]) -> None:
@@ -330,17 +342,3 @@ class Desk:
             with contextlib.suppress(OSError):
                 path.unlink()
                 path.parent.rmdir()
-
-
-def sentence(error: BaseException) -> str:
-    """An error as the command line tells it."""
-    if isinstance(error, ApolloError):
-        return error.message
-    if isinstance(error, Stopped):
-        return "stopped"
-    if isinstance(error, OSError):
-        place = f": {error.filename}" if error.filename else ""
-        return f"{error.strerror or error}{place}"
-    what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
-    sys.stderr.write(f"error: {what}\n")
-    return f"{what}; the talk goes on, please report it"

@@ -2,15 +2,22 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import astuple, dataclass
 from typing import Any
 
 import gradio as gr
 
 from apollo_cli.ui import show
 from apollo_cli.ui.handlers import Handlers, State
-from apollo_cli.ui.settings import Settings
+from apollo_cli.ui.settings import Settings, settings_of
+from apollo_cli.ui.visit import Visit
+
+_QUIET: dict[str, Any] = {
+    "show_progress": "hidden",
+    "api_visibility": "private",
+    "trigger_mode": "multiple",
+}
 
 _VIEWS: dict[str, Callable[[State], str]] = {
     "model": show.model_line,
@@ -50,22 +57,10 @@ class Parts:
 def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
     """Tie every action to its trigger."""
     outputs = [parts.key, *(parts.views[name] for name in _VIEWS)]
-    quiet: dict[str, Any] = {
-        "show_progress": "hidden",
-        "api_visibility": "private",
-        "trigger_mode": "multiple",
-    }
 
     def arrive(browser_key: str, request: gr.Request) -> Iterator[list[Any]]:
         visit = handlers.arrive(browser_key or "", request.session_hash or "")
-        yield from _fill(visit.key, handlers.follow(visit))
-
-    def act(action: Callable[..., Iterator[State]]) -> Callable[..., Iterator[list[Any]]]:
-        def run(key: str, *values: Any) -> Iterator[list[Any]]:
-            visit = handlers.back(key)
-            yield from _fill(visit.key, action(visit, *values))
-
-        return run
+        yield from _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
 
     def ask(key: str, question: str) -> Iterator[list[Any]]:
         visit = handlers.back(key)
@@ -77,44 +72,46 @@ def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
     def leave(request: gr.Request) -> None:
         handlers.desk.leave(request.session_hash or "")
 
-    page.load(arrive, parts.browser_key, outputs, js="() => [apolloPage.key()]", **quiet)
+    page.load(
+        arrive,
+        parts.browser_key,
+        [*outputs, *parts.settings],
+        js="() => [apolloPage.key()]",
+        **_QUIET,
+    )
     page.unload(leave)
-    gr.on(
-        [parts.open.click, parts.path.submit],
-        act(handlers.open),
-        [parts.key, parts.path],
-        outputs,
-        **quiet,
-    )
-    parts.add.click(
-        act(lambda visit, name: handlers.open(visit, name, add=True)),
-        [parts.key, parts.path],
-        outputs,
-        **quiet,
-    )
-    parts.upload.upload(act(handlers.open), [parts.key, parts.upload], outputs, **quiet)
-    gr.on(
-        [part.submit for part in parts.settings if hasattr(part, "submit")]
-        + [part.blur for part in parts.settings if hasattr(part, "blur")]
-        + [part.input for part in parts.settings if not hasattr(part, "blur")],
-        act(lambda visit, *values: handlers.change(visit, Settings(*values))),
-        [parts.key, *parts.settings],
-        outputs,
-        **quiet,
-    )
     for trigger in (parts.ask.click, parts.question.submit):
-        trigger(ask, [parts.key, parts.question], [*outputs, parts.question], **quiet)
-    parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **quiet)
-    parts.blind.click(act(handlers.blind), parts.key, outputs, **quiet)
-    parts.fresh.click(act(handlers.begin_anew), parts.key, outputs, **quiet)
-    _wire_files(parts, handlers, outputs, quiet)
+        trigger(ask, [parts.key, parts.question], [*outputs, parts.question], **_QUIET)
+    parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **_QUIET)
+    _wire_actions(parts, handlers, outputs)
+    _wire_picker(parts, handlers, outputs)
+    _wire_talks(parts, handlers, outputs)
 
 
-def _wire_files(
-    parts: Parts, handlers: Handlers, outputs: list[Any], quiet: dict[str, Any]
-) -> None:
-    """The picker, and talks that are saved and loaded."""
+def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
+    def act(action: Callable[..., Iterator[State]]) -> Callable[..., Iterator[list[Any]]]:
+        def run(key: str, *values: Any) -> Iterator[list[Any]]:
+            visit = handlers.back(key)
+            yield from _fill(visit.key, action(visit, *values))
 
+        return run
+
+    add = act(lambda visit, name: handlers.open(visit, name, add=True))
+    change = act(lambda visit, *values: handlers.change(visit, Settings(*values)))
+    named = [parts.key, parts.path]
+    for trigger in (parts.open.click, parts.path.submit):
+        trigger(act(handlers.open), named, outputs, **_QUIET)
+    parts.add.click(add, named, outputs, **_QUIET)
+    parts.upload.upload(act(handlers.open), [parts.key, parts.upload], outputs, **_QUIET)
+    for part in parts.settings:
+        is_typed = isinstance(part, gr.Textbox)
+        for trigger in (part.submit, part.blur) if is_typed else (part.input,):
+            trigger(change, [parts.key, *parts.settings], outputs, **_QUIET)
+    parts.blind.click(act(handlers.blind), parts.key, outputs, **_QUIET)
+    parts.fresh.click(act(handlers.begin_anew), parts.key, outputs, **_QUIET)
+
+
+def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def pick(key: str, chosen: gr.EventData) -> Iterator[list[Any]]:
         listed = handlers.browse(str(chosen.pick))
         visit = handlers.back(key)
@@ -130,34 +127,49 @@ def _wire_files(
             return "", False
         return show.picker(listed), True
 
-    def save(key: str, form: str) -> tuple[str, str, str]:
-        visit = handlers.back(key)
-        name, text = handlers.save(visit, form)
-        return name, text, show.alert(handlers.state(visit))
+    is_open = gr.State(False)
+    parts.browse.click(browse, is_open, [parts.picker, is_open], **_QUIET)
+    parts.picker.click(pick, parts.key, [*outputs, parts.picker, is_open], **_QUIET)
+
+
+def _wire_talks(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
+    """Talks are saved and loaded by the browser: no file of theirs lies on the server."""
+
+    def saving(form: str) -> Callable[[str], tuple[str, str, str]]:
+        def save(key: str) -> tuple[str, str, str]:
+            visit = handlers.back(key)
+            name, text = handlers.save(visit, form)
+            return name, text, show.alert(handlers.state(visit))
+
+        return save
 
     def load(key: str, text: str) -> Iterator[list[Any]]:
         visit = handlers.back(key)
-        yield from _fill(visit.key, handlers.load(visit, text) if text else iter(()))
+        if text:
+            yield from _with_fields(visit, _fill(visit.key, handlers.load(visit, text)))
 
-    is_open = gr.State(False)
     saved = [gr.Textbox(visible=False), gr.Textbox(visible=False)]
-    alert = parts.views["alert"]
-    parts.browse.click(browse, is_open, [parts.picker, is_open], **quiet)
-    parts.picker.click(pick, parts.key, [*outputs, parts.picker, is_open], **quiet)
     for form, button in parts.save.items():
-        button.click(
-            lambda key, form=form: save(key, form), parts.key, [*saved, alert], **quiet
-        ).then(None, saved, None, js="(name, text) => apolloPage.save(name, text)")
+        button.click(saving(form), parts.key, [*saved, parts.views["alert"]], **_QUIET).then(
+            None, saved, None, js="(name, text) => apolloPage.save(name, text)"
+        )
     parts.load.click(
         load,
         [parts.key, parts.scratch],
-        outputs,
+        [*outputs, *parts.settings],
         js="async (key) => [key, await apolloPage.pickText()]",
-        **quiet,
+        **_QUIET,
     )
 
 
-def _still(outputs: list[Any]) -> list[Any]:
+def _with_fields(visit: Visit, rows: Iterator[list[Any]]) -> Iterator[list[Any]]:
+    """Rows, the first of them with the settings as the visit has them."""
+    for number, row in enumerate(rows):
+        fields = astuple(settings_of(visit.sampling, visit.reading, visit.generation))
+        yield [*row, *(fields if number == 0 else _still(fields))]
+
+
+def _still(outputs: Sequence[Any]) -> list[Any]:
     return [gr.skip() for _ in outputs]
 
 

@@ -226,6 +226,7 @@ class Handlers:
                 raise UsageError("the file is too large for a saved talk", "allowed are 5 MB")
             saved = read_talk(text, "the file")
             paths: list[Path] = [self.files.resolve(name) for name in saved.files[:_MOST_FILES]]
+            self.desk.check_free(visit)
             visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
             visit.told = [Told(turn.question, turn.answer) for turn in saved.turns]
             self.desk.open(visit, paths)

@@ -8,13 +8,13 @@ from typing import Any
 import gradio as gr
 from gradio.themes import Base
 
-from apollo_cli.ui import show
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.events import Parts, wire
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.handlers import Handlers
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults
+from apollo_cli.ui.settings import settings_of
 
 _HERE = Path(__file__).resolve().parent
 _FONTS = ("system-ui", "sans-serif")
@@ -52,112 +52,86 @@ def build_page(
 
 def _lay_out(defaults: UiDefaults) -> Parts:
     views: dict[str, gr.HTML] = {}
-
-    def view(name: str) -> None:
-        views[name] = gr.HTML(elem_id=name, apply_default_css=False)
-
-    key, browser_key = gr.State(""), gr.Textbox(visible=False)
-    scratch = gr.Textbox(visible=False)
+    hidden = {
+        "key": gr.State(""),
+        "browser_key": gr.Textbox(visible=False),
+        "scratch": gr.Textbox(visible=False),
+    }
     with gr.Row(elem_id="top"):
-        gr.HTML("<h1>apollo</h1>", elem_id="brand", apply_default_css=False)
-        view("model")
-        with gr.Row(elem_id="menu"):
-            fresh = gr.Button("New talk", size="sm")
-            save = {form: gr.Button(f"Save .{form}", size="sm") for form in ("md", "json")}
-            load = gr.Button("Load .json", size="sm")
-            gr.HTML(
-                '<button type="button" id="shade" aria-label="Light or dark">◐</button>',
-                elem_id="shade-box",
-                apply_default_css=False,
-            )
+        top = _lay_out_top(views)
     with gr.Row(elem_id="body"):
         with gr.Column(elem_id="watch"):
-            with gr.Row(elem_id="open-row"):
-                path = gr.Textbox(
-                    label="Path of a video or image",
-                    show_label=False,
-                    container=False,
-                    placeholder="Path of a video or image",
-                    elem_id="path",
-                    max_lines=1,
-                )
-                opener = gr.Button("Open", size="sm", variant="primary", elem_id="open")
-                add = gr.Button("Add", size="sm", elem_id="add")
-                browse = gr.Button("Browse", size="sm", elem_id="browse")
-                upload = gr.UploadButton("Upload", size="sm", elem_id="upload", type="filepath")
-            picker = gr.HTML(
-                elem_id="picker",
-                apply_default_css=False,
-                js_on_load=_PICK,
-            )
-            view("player")
-            view("plan")
-            settings = _lay_out_settings(defaults)
+            watch = _lay_out_watch(views, defaults)
         with gr.Column(elem_id="side"):
-            with gr.Column(elem_id="talk"):
-                view("told")
-                view("now")
-            view("alert")
-            view("work")
-            with gr.Row(elem_id="ask-row"):
-                question = gr.Textbox(
-                    label="Question",
-                    show_label=False,
-                    container=False,
-                    placeholder="Ask about what is in view",
-                    elem_id="question",
-                    lines=1,
-                    max_lines=6,
-                )
-                ask = gr.Button("Ask", variant="primary", elem_id="ask")
-                stop = gr.Button("Stop", variant="stop", elem_id="stop")
-            with gr.Row(elem_id="after-row"):
-                blind = gr.Button("Blind check", size="sm", elem_id="blind")
-    return Parts(
-        key,
-        browser_key,
-        scratch,
-        views,
-        path,
-        opener,
-        add,
-        browse,
-        upload,
-        picker,
-        settings,
-        question,
-        ask,
-        stop,
-        blind,
-        fresh,
-        save,
-        load,
+            side = _lay_out_side(views)
+    return Parts(views=views, **hidden, **top, **watch, **side)
+
+
+def _html(name: str, value: str = "", **more: Any) -> gr.HTML:
+    return gr.HTML(value, elem_id=name, apply_default_css=False, **more)
+
+
+def _lay_out_top(views: dict[str, gr.HTML]) -> dict[str, Any]:
+    _html("brand", "<h1>apollo</h1>")
+    views["model"] = _html("model")
+    with gr.Row(elem_id="menu"):
+        fresh = gr.Button("New talk", size="sm")
+        save = {form: gr.Button(f"Save .{form}", size="sm") for form in ("md", "json")}
+        load = gr.Button("Load .json", size="sm")
+        _html("shade-box", '<button type="button" id="shade" aria-label="Light or dark">◐</button>')
+    return {"fresh": fresh, "save": save, "load": load}
+
+
+def _line(name: str, label: str, hint: str, **more: Any) -> gr.Textbox:
+    """A field whose label only screen readers tell."""
+    return gr.Textbox(
+        label=label, show_label=False, container=False, placeholder=hint, elem_id=name, **more
     )
 
 
+def _lay_out_watch(views: dict[str, gr.HTML], defaults: UiDefaults) -> dict[str, Any]:
+    with gr.Row(elem_id="open-row"):
+        label = "Path of a video or image"
+        parts: dict[str, Any] = {
+            "path": _line("path", label, label, max_lines=1),
+            "open": gr.Button("Open", size="sm", variant="primary", elem_id="open"),
+            "add": gr.Button("Add", size="sm", elem_id="add"),
+            "browse": gr.Button("Browse", size="sm", elem_id="browse"),
+            "upload": gr.UploadButton("Upload", size="sm", elem_id="upload", type="filepath"),
+        }
+    parts["picker"] = _html("picker", js_on_load=_PICK)
+    views["player"], views["plan"] = _html("player"), _html("plan")
+    parts["settings"] = _lay_out_settings(defaults)
+    return parts
+
+
+def _lay_out_side(views: dict[str, gr.HTML]) -> dict[str, Any]:
+    with gr.Column(elem_id="talk"):
+        views["told"], views["now"] = _html("told"), _html("now")
+    views["alert"], views["work"] = _html("alert"), _html("work")
+    with gr.Row(elem_id="ask-row"):
+        question = _line("question", "Question", "Ask about what is in view", lines=1, max_lines=6)
+        ask = gr.Button("Ask", variant="primary", elem_id="ask")
+        stop = gr.Button("Stop", variant="stop", elem_id="stop")
+    with gr.Row(elem_id="after-row"):
+        blind = gr.Button("Blind check", size="sm", elem_id="blind")
+    return {"question": question, "ask": ask, "stop": stop, "blind": blind}
+
+
 def _lay_out_settings(defaults: UiDefaults) -> list[Any]:
-    sampling, answer = defaults.sampling, defaults.generation
-    end = sampling.end_seconds
+    value = settings_of(defaults.sampling, defaults.reading, defaults.generation)
+    modes = [("Clips at a rate", "fps"), ("Frames spread evenly", "uniform")]
     with gr.Accordion("What is looked at, and how it answers", open=False, elem_id="settings"):
         with gr.Row():
-            start = gr.Textbox(show.seconds_label(sampling.start_seconds), label="From")
-            stop = _optional(None if end is None else show.seconds_label(end), "To", "the end")
-            clips = _optional(sampling.max_clips, "Most clips", "as many as fit")
+            start = gr.Textbox(value.start, label="From")
+            end = gr.Textbox(value.end, label="To", placeholder="the end")
+            clips = gr.Textbox(value.clips, label="Most clips", placeholder="as many as fit")
         with gr.Row():
-            mode = gr.Radio(
-                [("Clips at a rate", "fps"), ("Frames spread evenly", "uniform")],
-                value=sampling.mode,
-                label="Sampling",
-            )
-            rate = _optional(
-                sampling.fps or sampling.frames, "Frames a second, or in all", "as trained"
-            )
+            mode = gr.Radio(modes, value=value.mode, label="Sampling")
+            label = "Frames a second, or in all"
+            rate = gr.Textbox(value.rate, label=label, placeholder="as trained")
         with gr.Row():
-            tokens = gr.Textbox(str(answer.max_new_tokens), label="Longest answer, in tokens")
-            heat = gr.Textbox(f"{answer.temperature:g}", label="Temperature (0: repeatable)")
-            subtitles = gr.Checkbox(defaults.reading.subtitles != "none", label="Read subtitles")
-    return [start, stop, mode, rate, clips, subtitles, tokens, heat]
-
-
-def _optional(value: object, label: str, otherwise: str) -> gr.Textbox:
-    return gr.Textbox("" if value is None else f"{value}", label=label, placeholder=otherwise)
+            tokens = gr.Textbox(value.answer_tokens, label="Longest answer, in tokens")
+            heat = gr.Textbox(value.temperature, label="Temperature (0: repeatable)")
+            subtitles = gr.Checkbox(value.subtitles, label="Read subtitles")
+    return [start, end, mode, rate, clips, subtitles, tokens, heat]

@@ -5,6 +5,7 @@ from __future__ import annotations
 from dataclasses import dataclass, replace
 from typing import TypeVar
 
+from apollo_cli.citations import clock
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, parse_moment
 from apollo_cli.errors import UsageError
 
@@ -23,6 +24,27 @@ class Settings:
     subtitles: bool
     answer_tokens: str
     temperature: str
+
+
+def settings_of(
+    sampling: SamplingOptions, reading: ReadingOptions, generation: GenerationOptions
+) -> Settings:
+    """The options as a visitor would have typed them."""
+    end, rate = sampling.end_seconds, sampling.fps or sampling.frames
+    return Settings(
+        start=_moment(sampling.start_seconds),
+        end="" if end is None else _moment(end),
+        mode=sampling.mode,
+        rate="" if rate is None else f"{rate:g}",
+        clips="" if sampling.max_clips is None else str(sampling.max_clips),
+        subtitles=reading.subtitles != "none",
+        answer_tokens=str(generation.max_new_tokens),
+        temperature=f"{generation.temperature:g}",
+    )
+
+
+def _moment(seconds: float) -> str:
+    return clock(seconds) if seconds == int(seconds) else f"{seconds:g}"
 
 
 def read_sampling(before: SamplingOptions, settings: Settings) -> SamplingOptions:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import threading
 from collections import OrderedDict
 from typing import TYPE_CHECKING
 
@@ -16,7 +17,7 @@ KEPT_BYTES = 2_000_000_000
 
 
 class Shelf:
-    """What was watched last, in memory; the rest is found again on disk.
+    """What was watched last, in memory; the rest is found again on disk. Safe for any thread.
 
     Args:
         videos: most that are kept. bytes_: most that their tokens take.
@@ -24,6 +25,7 @@ class Shelf:
 
     def __init__(self, videos: int, bytes_: int = KEPT_BYTES) -> None:
         self._limits = (videos, bytes_)
+        self._lock = threading.Lock()
         self._rows: OrderedDict[object, list[VideoMemory]] = OrderedDict()
 
     def __len__(self) -> int:
@@ -31,17 +33,19 @@ class Shelf:
 
     def find(self, key: object) -> list[VideoMemory] | None:
         """What is kept under a key; it counts as used now."""
-        found = self._rows.get(key)
-        if found is not None:
-            self._rows.move_to_end(key)
-        return found
+        with self._lock:
+            found = self._rows.get(key)
+            if found is not None:
+                self._rows.move_to_end(key)
+            return found
 
     def put(self, key: object, memories: list[VideoMemory]) -> None:
         """Keep what was watched last; what was not used for longest makes room."""
-        self._rows[key] = memories
         videos, size = self._limits
-        while len(self._rows) > 1 and (len(self) > videos or self._size() > size):
-            self._rows.popitem(last=False)
+        with self._lock:
+            self._rows[key] = memories
+            while len(self._rows) > 1 and (len(self) > videos or self._size() > size):
+                self._rows.popitem(last=False)
 
     def _size(self) -> int:
         return sum(memory.tokens.nbytes for row in self._rows.values() for memory in row)

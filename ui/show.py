@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from apollo_cli.citations import Citation, clock, times_in
+from apollo_cli.citations import Citation, times_in
 from apollo_cli.ui.costs import duration
 from apollo_cli.ui.handlers import Listing, Shown, State
 from apollo_cli.ui.timeline import Mark, draw
@@ -232,8 +232,3 @@ def _row(path: str, name: str, kind: str, size: str) -> str:
         f'<button type="button" class="{kind}" data-pick="{text(path)}" title="{text(name)}">'
         f"<span>{text(name)}</span><small>{size}</small></button>"
     )
-
-
-def seconds_label(seconds: float) -> str:
-    """A time as the fields of the page take it."""
-    return clock(seconds) if seconds == int(seconds) else f"{seconds:g}"

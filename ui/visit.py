@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import threading
 import time
 from concurrent.futures import Future
@@ -21,6 +22,7 @@ from apollo_cli.video_memory import VideoMemory
 if TYPE_CHECKING:
     from apollo_cli.conversation import Conversation
     from apollo_cli.engine import Apollo
+from apollo_cli.errors import ApolloError
 
 TaskKind = Literal["open", "ask", "blind"]
 
@@ -197,3 +199,17 @@ class Visit:
 def without_tokens(memory: VideoMemory) -> VideoMemory:
     """What was seen and when, without what fills the memory."""
     return replace(memory, tokens=memory.tokens.new_empty(0))
+
+
+def sentence(error: BaseException) -> str:
+    """An error as the command line tells it."""
+    if isinstance(error, ApolloError):
+        return error.message
+    if isinstance(error, Stopped):
+        return "stopped"
+    if isinstance(error, OSError):
+        place = f": {error.filename}" if error.filename else ""
+        return f"{error.strerror or error}{place}"
+    what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
+    sys.stderr.write(f"error: {what}\n")
+    return f"{what}; the talk goes on, please report it"

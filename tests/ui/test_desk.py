@@ -284,6 +284,21 @@ def test_a_model_that_cannot_be_loaded_is_told_instead_of_an_answer():
     broken.close()
 
 
+def test_a_desk_that_closes_does_not_wait_for_a_model_that_is_loading():
+    begun = threading.Event()
+
+    def load_for_ever(report: Progress) -> None:
+        begun.set()
+        while True:
+            report("load", 1, 2)
+
+    desk = Desk(load_for_ever)  # pyright: ignore[reportArgumentType]
+    desk.start()
+    assert_set(begun)
+    desk.close()
+    assert desk.apollo is None
+
+
 def test_a_fault_of_ours_is_one_sentence_and_the_desk_goes_on(
     desk: Desk, capsys: pytest.CaptureFixture[str]
 ):

@@ -11,13 +11,20 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.citations import Citation
+from apollo_cli.config import ReadingOptions, SamplingOptions
 from apollo_cli.ui import show
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.handlers import Handlers, State
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults
-from apollo_cli.ui.settings import Settings
+from apollo_cli.ui.settings import (
+    Settings,
+    read_generation,
+    read_sampling,
+    read_subtitles,
+    settings_of,
+)
 from apollo_cli.ui.visit import Stage, Told, Visit
 from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, until
 
@@ -136,6 +143,22 @@ def test_other_settings_change_the_plan_before_anything_is_watched(
     assert state.files[0].strip.window[0] == 1
     state = last(handlers.change(visit, replace(PLAIN, mode="uniform", rate="8")))
     assert state.cost[0].startswith("8 frames")
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        PLAIN,
+        Settings("1:05", "70.5", "fps", "2.5", "7", True, "99", "0.5"),
+        Settings("0:00", "", "uniform", "64", "", False, "1", "0"),
+    ],
+)
+def test_the_fields_show_the_settings_as_they_were_typed(settings: Settings):
+    sampling = read_sampling(SamplingOptions(), settings)
+    reading = read_subtitles(ReadingOptions(), settings)
+    generation = read_generation(SHORT, settings)
+    again = settings_of(sampling, reading, generation)
+    assert again == replace(settings, start="0:00" if settings.start == "0" else settings.start)
 
 
 @pytest.mark.parametrize(
