@@ -78,10 +78,13 @@ class VideoMemory:
         return replace(self, plan=plan, tokens=self.tokens[clips], times=self.times[clips])
 
     def thinned(self, clips: int) -> VideoMemory:
-        """Keep ``clips`` clips, evenly spread: a smaller budget without watching again."""
+        """Keep ``clips`` clips: a smaller budget without watching again.
+
+        Each is the one in the middle of its share, where the sampler would have put it.
+        """
         if clips >= len(self):
             return self
-        return self.kept(np.unique(np.linspace(0, len(self) - 1, clips).round().astype(int)))
+        return self.kept(((np.arange(clips) + 0.5) * len(self) / clips).astype(int))
 
     def within(self, start_seconds: float, end_seconds: float | None) -> VideoMemory:
         """Keep the clips of a window: another question's part without watching again.

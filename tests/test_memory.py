@@ -68,6 +68,18 @@ def test_a_window_and_a_smaller_budget_are_served_from_what_is_there(apollo: Apo
     assert few.plan.coverage == pytest.approx(0.2)
 
 
+@pytest.mark.parametrize("clips", [1, 2, 3, 7])
+def test_fewer_clips_of_a_memory_lie_where_the_plan_puts_them(
+    apollo: Apollo, video: Path, clips: int
+):
+    whole = apollo.watch(video)
+    sampling = SamplingOptions(max_clips=clips)
+    (plan,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
+    few = apollo.watch(video, sampling)
+    assert few.remembered is not None
+    assert abs(few.times[:, 0] - plan.times[:, 0]).max() <= whole.plan.spacing_seconds
+
+
 def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):
     apollo.watch(video, SamplingOptions(max_clips=6))
     assert apollo.watch(video).remembered is None
