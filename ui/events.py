@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator, Sequence
+import asyncio
+from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from dataclasses import astuple, dataclass
 from typing import Any
 
 import gradio as gr
+from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from apollo_cli.ui import show
 from apollo_cli.ui.handlers import Handlers, State
@@ -18,6 +20,9 @@ _QUIET: dict[str, Any] = {
     "api_visibility": "private",
     "trigger_mode": "multiple",
 }
+
+# How often the event that holds the stream of a page open looks whether the page is still there.
+_BEAT_SECONDS = 5.0
 
 _VIEWS: dict[str, Callable[[State], str]] = {
     "model": show.model_line,
@@ -57,11 +62,36 @@ class Parts:
 def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
     """Tie every action to its trigger."""
     outputs = [parts.key, *(parts.views[name] for name in _VIEWS)]
+    _wire_visit(page, parts, handlers, outputs)
+    _wire_questions(parts, handlers, outputs)
+    _wire_actions(parts, handlers, outputs)
+    _wire_picker(parts, handlers, outputs)
+    _wire_talks(parts, handlers, outputs)
 
-    def arrive(browser_key: str, request: gr.Request) -> Iterator[list[Any]]:
-        visit = handlers.arrive(browser_key or "", request.session_hash or "")
-        yield from _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
 
+def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
+    everything = [*outputs, *parts.settings]
+
+    async def arrive(browser_key: str, request: gr.Request) -> AsyncIterator[list[Any]]:
+        session = request.session_hash or ""
+        visit = await run_in_threadpool(handlers.arrive, browser_key or "", session)
+        rows = _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
+        async for row in iterate_in_threadpool(rows):
+            yield row
+        # All events of a page share one stream, which Gradio closes after the last of them: another
+        # that begins just then would never be heard of. So this one does not end.
+        while True:
+            await asyncio.sleep(_BEAT_SECONDS)
+            yield _still(everything)
+
+    def leave(request: gr.Request) -> None:
+        handlers.desk.leave(request.session_hash or "")
+
+    page.load(arrive, parts.browser_key, everything, js="() => [apolloPage.key()]", **_QUIET)
+    page.unload(leave)
+
+
+def _wire_questions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def ask(key: str, question: str) -> Iterator[list[Any]]:
         visit = handlers.back(key)
         states = handlers.ask(visit, question)
@@ -69,23 +99,9 @@ def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
             # What was not taken stays where it was typed.
             yield [*row, gr.skip() if number or visit.error else ""]
 
-    def leave(request: gr.Request) -> None:
-        handlers.desk.leave(request.session_hash or "")
-
-    page.load(
-        arrive,
-        parts.browser_key,
-        [*outputs, *parts.settings],
-        js="() => [apolloPage.key()]",
-        **_QUIET,
-    )
-    page.unload(leave)
     for trigger in (parts.ask.click, parts.question.submit):
         trigger(ask, [parts.key, parts.question], [*outputs, parts.question], **_QUIET)
     parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **_QUIET)
-    _wire_actions(parts, handlers, outputs)
-    _wire_picker(parts, handlers, outputs)
-    _wire_talks(parts, handlers, outputs)
 
 
 def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
@@ -163,10 +179,12 @@ def _wire_talks(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
 
 
 def _with_fields(visit: Visit, rows: Iterator[list[Any]]) -> Iterator[list[Any]]:
-    """Rows, the first of them with the settings as the visit has them."""
-    for number, row in enumerate(rows):
+    """Rows, each with the settings of the visit where these have changed."""
+    last: tuple[Any, ...] = ()
+    for row in rows:
         fields = astuple(settings_of(visit.sampling, visit.reading, visit.generation))
-        yield [*row, *(fields if number == 0 else _still(fields))]
+        yield [*row, *(_still(fields) if fields == last else fields)]
+        last = fields
 
 
 def _still(outputs: Sequence[Any]) -> list[Any]:

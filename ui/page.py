@@ -18,6 +18,7 @@ from apollo_cli.ui.settings import settings_of
 
 _HERE = Path(__file__).resolve().parent
 _FONTS = ("system-ui", "sans-serif")
+_MOST_EVENTS = 500
 _MONO = ("ui-monospace", "monospace")
 
 # A click on a line of the picker is told to the server with the path of that line.
@@ -45,6 +46,8 @@ def build_page(
     with gr.Blocks(title="apollo", fill_width=True, analytics_enabled=False) as page:
         parts = _lay_out(defaults)
         wire(page, parts, handlers)
+    # Every open page holds one event, and needs room for others beside it.
+    page.max_threads = _MOST_EVENTS
     # Who waits for the model waits at the desk, which tells the place; the page's queue is open.
     page.queue(default_concurrency_limit=None, api_open=False)
     return page
