@@ -23,6 +23,28 @@ FORMAT = 1
 _MOST_HISTORY_TOKENS = 4096
 
 
+@dataclass(frozen=True)
+class KeptTurn(Turn):
+    """A turn of a talk, and what its answer was made with.
+
+    Attributes:
+        files: absolute paths of what was looked at. seen: what of each was seen, in words.
+        sampling: which moments were asked for; None where that is not known. model: its name.
+        check: what a blind check of the answer said, a sentence each; empty without one.
+    """
+
+    files: tuple[str, ...] = ()
+    seen: tuple[str, ...] = ()
+    sampling: SamplingOptions | None = None
+    model: str = ""
+    check: tuple[str, ...] = ()
+
+    @property
+    def basis(self) -> str:
+        """What the answer rests on, in one line."""
+        return "; ".join(part for part in (self.model, *self.seen) if part)
+
+
 @dataclass
 class Conversation:
     """One talk. The videos are watched once; each question costs its own tokens only.
@@ -87,7 +109,21 @@ class Conversation:
         yield from stream
         answer = stream.finish()
         self.answers.append(answer)
-        self.turns.append(Turn(answer.question, answer.text))
+        self.turns.append(
+            KeptTurn(
+                answer.question,
+                answer.text,
+                tuple(self.files),
+                tuple(map(_say_seen, answer.videos)),
+                self.sampling,
+                self.apollo.located.name,
+            )
+        )
+
+    def note_check(self, said: Sequence[str]) -> None:
+        """Keep what a blind check said of the last answer."""
+        if self.turns and isinstance(last := self.turns[-1], KeptTurn):
+            self.turns[-1] = replace(last, check=tuple(said))
 
     def to_dict(self) -> dict[str, Any]:
         """Everything that is needed to go on with it."""
@@ -101,12 +137,20 @@ class Conversation:
         }
 
     def to_markdown(self) -> str:
-        """The talk for reading, with its settings at the end."""
-        lines = [f"# {', '.join(Path(file).name for file in self.files) or 'A talk'}", ""]
+        """The talk for reading; what answers rest on stands before the first of them."""
+        turns = [turn for turn in self.turns if isinstance(turn, KeptTurn)]
+        files = [file for turn in turns for file in turn.files] or self.files
+        names = dict.fromkeys(Path(file).name for file in files)
+        lines, basis = [f"# {', '.join(names) or 'A talk'}", ""], ""
         for turn in self.turns:
+            kept = turn if isinstance(turn, KeptTurn) else KeptTurn(turn.question, turn.answer)
+            if kept.basis and kept.basis != basis:
+                basis = kept.basis
+                lines += [f"_{basis}_", ""]
             lines += [f"**{turn.question}**", "", turn.answer, ""]
-        seen = [f"{memory.path.name}: {memory.plan.describe()}" for memory in self.memories]
-        return "\n".join([*lines, f"_{self.apollo.located.name}; {'; '.join(seen)}_", ""])
+            if kept.check:
+                lines += [*(f"- blind check: {said}" for said in kept.check), ""]
+        return "\n".join(lines)
 
     def save(self, path: Path) -> None:
         """Write the talk: Markdown for ``.md``, otherwise JSON that ``restore`` reads.
@@ -147,7 +191,7 @@ class Conversation:
 class SavedTalk:
     """What a saved talk is gone on with: its turns, what was looked at, and of which files."""
 
-    turns: tuple[Turn, ...]
+    turns: tuple[KeptTurn, ...]
     files: tuple[str, ...]
     sampling: SamplingOptions
 
@@ -163,11 +207,34 @@ def read_talk(text: str, name: str) -> SavedTalk:
     """
     try:
         saved = json.loads(text)
-        turns = tuple(Turn(str(row["question"]), str(row["answer"])) for row in saved["turns"])
+        turns = tuple(map(_read_turn, saved["turns"]))
         files = tuple(str(file) for file in saved["files"])
         return SavedTalk(turns, files, SamplingOptions(**saved["sampling"]))
     except (ValueError, KeyError, TypeError, RecursionError) as error:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
+
+
+def _read_turn(row: dict[str, Any]) -> KeptTurn:
+    """A turn of a file; talks that were saved before have question and answer only."""
+    question, answer = str(row["question"]), str(row["answer"])
+    lists = [tuple(map(str, row.get(name, ()))) for name in ("files", "seen", "check")]
+    sampling = row.get("sampling")
+    return KeptTurn(
+        question,
+        answer,
+        lists[0],
+        lists[1],
+        SamplingOptions(**sampling) if sampling else None,
+        str(row.get("model", "")),
+        lists[2],
+    )
+
+
+def _say_seen(video: dict[str, Any]) -> str:
+    """What of a video was seen, as ``Answer.videos`` tells it."""
+    lines = video["subtitles"]
+    said = f", {lines} lines of subtitles" if lines else ""
+    return f"{Path(video['path']).name}: {video['coverage_text']}{said}"
 
 
 def last_talk() -> Path:

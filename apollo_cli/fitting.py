@@ -10,6 +10,7 @@ from apollo_cli.errors import DeviceError
 from apollo_cli.fit import Fitted, Run, TokenDemand, ladder
 from apollo_cli.hardware import FLASH, choose_device, free_bytes
 from apollo_cli.planning import Planner, load_planner
+from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.weights.bits import QuantKind, allowed_kinds, stored_kind
@@ -59,19 +60,28 @@ def measure_demand(
     infos: Sequence[VideoInfo],
     plans: Sequence[ClipPlan],
     *,
+    spoken: Sequence[Spoken] | None = None,
     question_tokens: int,
     answer_tokens: int,
 ) -> Demand:
-    """Count the tokens of planned videos, and of fewer of their clips."""
-    parts = [planner.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
+    """Count the tokens of planned videos, and of fewer of their clips.
+
+    Args:
+        spoken: what is said in each; None is nothing.
+    """
+    spoken = spoken or [Spoken()] * len(infos)
+    parts = [planner.part(*told) for told in zip(infos, plans, spoken, strict=True)]
+    windows = [(plan.start_seconds, plan.end_seconds) for plan in plans]
+    listed = preamble(list(zip(spoken, windows, strict=True)))
+    said = len(planner.prompts.tokenizer.encode(listed))
     clips, each = sum(map(len, plans)), planner.config.visual_tokens_per_clip
     text = len(planner.prompts.prefix_ids(parts)) - clips * each
 
     def tokens_of(count: int) -> TokenDemand:
         labels = -(-text * count // clips)
-        return TokenDemand(count * each, labels + question_tokens, answer_tokens)
+        return TokenDemand(count * each, labels + said + question_tokens, answer_tokens)
 
-    return Demand(clips, len(infos), clips * each, text, tokens_of)
+    return Demand(clips, len(infos), clips * each, text + said, tokens_of)
 
 
 def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:

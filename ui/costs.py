@@ -16,7 +16,7 @@ from apollo_cli.planning import QUESTION_RESERVE
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
-from apollo_cli.video.subtitles import find_subtitles
+from apollo_cli.video.subtitles import find_subtitles, subtitles_between
 from apollo_cli.video_memory import VideoMemory
 
 if TYPE_CHECKING:
@@ -33,7 +33,7 @@ class Cost:
     Attributes:
         plans: one for each file. tokens, context: of the prompt, and what the model holds.
         peak_bytes: most memory that is taken. is_tight: it is more than is free now.
-        is_remembered: nothing has to be watched.
+        is_remembered: nothing has to be watched. subtitles: lines that are told; None: not asked.
         watch_seconds, read_seconds: expected; None before this machine has shown its pace.
     """
 
@@ -45,6 +45,7 @@ class Cost:
     is_remembered: bool
     watch_seconds: float | None
     read_seconds: float | None
+    subtitles: int | None = None
 
     def describe(self) -> list[str]:
         """Short phrases: what is seen, tokens, memory, time."""
@@ -53,8 +54,12 @@ class Cost:
         phrases = [
             seen,
             f"{self.tokens:,} of {self.context:,} tokens",
-            f"{self.peak_bytes / 1e9:.1f} GB" + (", more than is free" if self.is_tight else ""),
+            f"{self.peak_bytes / 1e9:.1f} GB of memory at most"
+            + (", more than is free" if self.is_tight else ""),
         ]
+        if self.subtitles is not None:
+            lines = f"{self.subtitles:,} line{'s' if self.subtitles != 1 else ''} of subtitles"
+            phrases.append(lines if self.subtitles else "no subtitles found")
         if self.is_remembered:
             phrases.append("already watched")
         elif self.watch_seconds is not None:
@@ -119,7 +124,12 @@ def estimate_cost(
     plans = planner.plan(infos, talk.sampling, talk.reserve_tokens, spoken)
     answer = talk.options.max_new_tokens
     demand = measure_demand(
-        planner, infos, plans, question_tokens=QUESTION_RESERVE, answer_tokens=answer
+        planner,
+        infos,
+        plans,
+        spoken=spoken,
+        question_tokens=QUESTION_RESERVE,
+        answer_tokens=answer,
     )
     config = planner.config
     run = Run(config, hardware.device.split(":")[0], hardware.dtype, hardware.attention == FLASH)
@@ -143,11 +153,18 @@ def estimate_cost(
         is_remembered=remembered,
         watch_seconds=watch,
         read_seconds=_times(pace.token_seconds, demand.visual + demand.text),
+        subtitles=None if talk.reading.subtitles == "none" else _count_lines(spoken, plans),
     )
 
 
 def _times(each: float | None, count: int) -> float | None:
     return None if each is None else each * count
+
+
+def _count_lines(spoken: Sequence[Spoken], plans: Sequence[ClipPlan]) -> int:
+    windows = [(plan.start_seconds, plan.end_seconds) for plan in plans]
+    told = zip(spoken, windows, strict=True)
+    return sum(len(subtitles_between(one.subtitles, *window)) for one, window in told)
 
 
 def _listen(info: VideoInfo, reading: ReadingOptions) -> Spoken:

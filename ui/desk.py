@@ -13,28 +13,28 @@ import secrets
 import signal
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, UsageError
+from apollo_cli.ui.answering import Answering
 from apollo_cli.ui.costs import Pace, estimate_cost
 from apollo_cli.ui.shelf import Shelf, identity
-from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, sentence, without_tokens
+from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, sentence
 from apollo_cli.video.guard import GuardedReader
-from apollo_cli.video_memory import VideoMemory
 
 if TYPE_CHECKING:
-    from apollo_cli.conversation import Conversation
     from apollo_cli.engine import Apollo
     from apollo_cli.watching import Progress
 
-# A tab that was closed may be a reload: its work goes on, and its talk is kept, for a while.
-_WORK_SECONDS, _AWAY_SECONDS, _IDLE_SECONDS = 20.0, 600.0, 12 * 3600.0
+# A tab that was closed may be a reload: its talk is kept for a while, and another page that names
+# it waits so long for it to be closed.
+_AWAY_SECONDS, _IDLE_SECONDS, _RELOAD_SECONDS = 600.0, 12 * 3600.0, 1.5
 _MOST_VISITS = 200
 
 Work = Callable[[Visit, Task], None]
@@ -55,6 +55,7 @@ class Desk:
         load: loads the model; it is called once, in the working thread, by ``start``.
         opener: looks at files; a decoder apart from the model's.
         keep_videos: most videos that are kept in memory.
+        check_file: refuses a file in view that may not be watched any more.
     """
 
     def __init__(
@@ -62,16 +63,17 @@ class Desk:
         load: Callable[[Progress], Apollo],
         opener: GuardedReader | None = None,
         keep_videos: int = 4,
+        check_file: Callable[[Path], None] = lambda path: None,
     ) -> None:
         self.apollo: Apollo | None = None
         self.loading = Loading()
-        self.pace = Pace()
-        self.shelf = Shelf(keep_videos)
         self.visits: dict[str, Visit] = {}
         self._load = load
+        self._check_file = check_file
         self._opener = opener or GuardedReader()
         self._worker = ThreadPoolExecutor(1, "apollo-work")
         self._looker = ThreadPoolExecutor(1, "apollo-open")
+        self.answering = Answering(Shelf(keep_videos), Pace())
         self._line: list[Task] = []
         self._lock = threading.Lock()
         self._loaded: Future[Apollo] | None = None
@@ -120,6 +122,15 @@ class Desk:
         for visit in list(self.visits.values()):
             if visit.session == session:
                 visit.left = time.monotonic()
+                visit.touch()
+
+    def is_taken(self, key: str, session: str) -> bool:
+        """Whether a visit is shown by another page, which is not about to be closed."""
+        found = self.visits.get(key)
+        if found is None or found.session in ("", session):
+            return False
+        with found.changed:
+            return not found.changed.wait_for(lambda: found.left is not None, _RELOAD_SECONDS)
 
     def place(self, task: Task) -> int:
         """How many pieces of work come before this one; 0 when it is being done."""
@@ -169,15 +180,29 @@ class Desk:
                 os.kill(self._opener.process_id, signal.SIGKILL)
         visit.touch()
 
-    def open(self, visit: Visit, paths: Sequence[Path], *, add: bool = False) -> None:
-        """Look at files, in the background; ``visit.infos`` is then what is known of them."""
+    def open(
+        self,
+        visit: Visit,
+        paths: Sequence[Path],
+        *,
+        add: bool = False,
+        then: Callable[[], None] | None = None,
+    ) -> None:
+        """Look at files, in the background; ``visit.infos`` is then what is known of them.
+
+        Args:
+            add: beside those in view. then: what else changes once all of them are open.
+        """
 
         def look(visit: Visit, task: Task) -> None:
             before = visit.infos if add else []
             stream, image_fps = visit.reading.stream, visit.reading.image_fps
             fresh = [self._opener.probe(path, stream=stream, image_fps=image_fps) for path in paths]
             task.check()
-            visit.infos = [*before, *fresh]
+            if then is not None:
+                then()
+            visit.infos, visit.chosen = [*before, *fresh], len(before)
+            visit.opened += 1
             visit.forget_what_was_seen()
             self.plan_later(visit)
 
@@ -187,14 +212,19 @@ class Desk:
 
     def ask(self, visit: Visit, question: str) -> None:
         """Answer a question, in the background; ``visit.told`` gets the turn."""
-        self.submit(visit, Task("ask", question), self._ask)
+        self.submit(visit, Task("ask", question, told=visit.told), self._ask)
 
     def check_blind(self, visit: Visit) -> None:
         """Ask the last question again without the video, in the background."""
-        if not visit.answers or not visit.infos:
+        if not visit.answers or visit.asked is None or visit.asked.key is None:
             raise UsageError(
                 "there is no answer about a video yet",
                 next_step="ask a question about a video first",
+            )
+        if not visit.can_check:
+            raise UsageError(
+                "the last answer was made with other files or settings than those in view",
+                next_step="ask again, or go back to what it was made with",
             )
         self.submit(visit, Task("blind", visit.answers[-1].question), self._blind)
 
@@ -215,8 +245,10 @@ class Desk:
         try:
             if apollo is not None and infos:
                 talk = visit.talk(apollo)
-                watched = self.shelf.find(identity(talk, visit)) is not None
-                visit.cost = estimate_cost(apollo, talk, infos, self.pace, is_watched=watched)
+                watched = self.answering.shelf.find(identity(talk, infos)) is not None
+                visit.cost = estimate_cost(
+                    apollo, talk, infos, self.answering.pace, is_watched=watched
+                )
                 visit.cost_error = ""
         except (ApolloError, OSError) as error:
             visit.cost_error = sentence(error)
@@ -225,69 +257,21 @@ class Desk:
             visit.revise()
 
     def _ask(self, visit: Visit, task: Task) -> None:
-        with self._working(visit, task) as (talk, report):
-            apollo = talk.apollo
-            task.check()
-            if visit.infos:
-                talk.memories = self._watch(visit, talk, report)
-            with contextlib.closing(talk.ask(task.question)) as pieces:
-                for piece in pieces:
-                    task.text += piece
-                    visit.touch()
-            task.check()
-            answer = talk.answers[-1]
-            self.pace.learn(answer, talk.memories, task.read_tokens)
-            said = {note for told in visit.told for note in told.notes}
-            remarks = [text for text in apollo.remarks(answer.question) if text not in said]
-            notes = (*answer.notes, *remarks)
-            visit.told.append(Told(answer.question, answer.text, answer.citations, notes))
-            visit.answers = [answer]
-            visit.seen = [without_tokens(memory) for memory in talk.memories]
+        self.answering.ask(self._model(), visit, task)
         self.plan_later(visit)
 
     def _blind(self, visit: Visit, task: Task) -> None:
-        from apollo_cli.blind import blind_check
+        self.answering.check(self._model(), visit, task)
 
-        with self._working(visit, task) as (talk, report):
-            memories = self._watch(visit, talk, report)
-            check = blind_check(talk.apollo, memories, visit.answers[-1], talk.options)
-            task.check()
-            last = max(i for i, told in enumerate(visit.told) if told.is_kept)
-            visit.told[last] = replace(visit.told[last], check=tuple(check.describe()))
-
-    @contextlib.contextmanager
-    def _working(self, visit: Visit, task: Task) -> Iterator[tuple[Conversation, Progress]]:
-        """The talk and the report of progress, which is also where a stop is noticed."""
-        from apollo_cli.watching import no_progress
-
+    def _model(self) -> Apollo:
+        """The model; an error where it could not be loaded."""
         assert self._loaded is not None
-        apollo = self._loaded.result()
-
-        def report(stage: str, done: int, total: int) -> None:
-            left = visit.left
-            if left is not None and time.monotonic() - left > _WORK_SECONDS:
-                task.stopping.set()
-            task.advance(stage, done, total)
-            visit.touch()
-
-        apollo.session.on_progress = report
-        try:
-            yield visit.talk(apollo), report
-        finally:
-            apollo.session.on_progress = no_progress
-
-    def _watch(self, visit: Visit, talk: Conversation, report: Progress) -> list[VideoMemory]:
-        report("open", 0, 0)
-        key = identity(talk, visit)
-        found = self.shelf.find(key)
-        if found is None:
-            talk.watch(visit.infos, report)
-            found = talk.memories
-            self.shelf.put(key, found)
-        return found
+        return self._loaded.result()
 
     def _do(self, visit: Visit, task: Task, work: Work) -> None:
         task.check()
+        for info in () if task.kind == "open" else visit.infos:
+            self._check_file(info.path)
         work(visit, task)
 
     def _finish(self, visit: Visit, task: Task, future: Future[None]) -> None:
@@ -299,14 +283,18 @@ class Desk:
         if task.kind == "open" and stopped and not future.cancelled():
             # Its child may have been ended by the stop.
             self._opener.close()
+        ended = future.cancelled() or (stopped and error is not None)
+        reason = "stopped" if ended else sentence(error) if error is not None else ""
+        if reason and task.kind == "ask":
+            # Where another talk was begun meanwhile, this one is shown no more.
+            task.told.append(Told(task.question, task.text, is_kept=False, reason=reason))
         if visit.task is not task:
+            visit.revise()
             return
-        if future.cancelled() or (stopped and error is not None):
-            visit.notice = "stopped"
-            if task.kind == "ask" and task.text:
-                visit.told.append(Told(task.question, task.text, is_kept=False))
+        if ended:
+            visit.notice = reason
         elif error is not None:
-            visit.error = sentence(error)
+            visit.error = reason
         visit.task = None
         visit.revise()
 

@@ -113,12 +113,13 @@ def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
         return run
 
     add = act(lambda visit, name: handlers.open(visit, name, add=True))
+    take = act(lambda visit, path: handlers.open(visit, path, is_upload=True))
     change = act(lambda visit, *values: handlers.change(visit, Settings(*values)))
     named = [parts.key, parts.path]
     for trigger in (parts.open.click, parts.path.submit):
         trigger(act(handlers.open), named, outputs, **_QUIET)
     parts.add.click(add, named, outputs, **_QUIET)
-    parts.upload.upload(act(handlers.open), [parts.key, parts.upload], outputs, **_QUIET)
+    parts.upload.upload(take, [parts.key, parts.upload], outputs, **_QUIET)
     for part in parts.settings:
         is_typed = isinstance(part, gr.Textbox)
         for trigger in (part.submit, part.blur) if is_typed else (part.input,):

@@ -15,7 +15,7 @@ from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.files import AllowedFolders, Entry
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import MediaState, UiDefaults
-from apollo_cli.ui.settings import Settings, read_generation, read_sampling, read_subtitles
+from apollo_cli.ui.settings import Settings, read_settings, settings_of
 from apollo_cli.ui.timeline import Mark, Strip, clip_edges
 from apollo_cli.ui.visit import Stage, TaskKind, Told, Visit
 
@@ -43,9 +43,11 @@ class State:
         model: its name and where it runs; empty while it loads.
         model_share: how much of it is loaded. model_error: why there will be none.
         is_toy: whether the embedded toy answers.
-        files: in view. cost: of the next question, in short phrases. cost_error: why there is none.
+        files: in view. chosen: which of them is shown. opened: how often they changed.
+        cost: of the next question, in short phrases. cost_error: why there is none.
         is_planning: another cost is being worked out.
-        told: all turns so far. task: what is being done; empty when nothing is.
+        told: all turns so far. can_check: whether the last answer is about what is in view.
+        task: what is being done; empty when nothing is.
         question, text: of the answer that is being written. stage: of the work.
         place: how many other visitors come first. error, notice: what to tell the visitor.
     """
@@ -55,10 +57,13 @@ class State:
     model_error: str
     is_toy: bool
     files: tuple[Shown, ...]
+    chosen: int
+    opened: int
     cost: tuple[str, ...]
     cost_error: str
     is_planning: bool
     told: tuple[Told, ...]
+    can_check: bool
     task: TaskKind | None
     question: str
     text: str
@@ -103,8 +108,13 @@ class Handlers:
         self.defaults = defaults
 
     def arrive(self, key: str, session: str) -> Visit:
-        """The visit of a tab; one that was reloaded finds its talk again."""
+        """The visit of a tab; one that was reloaded finds its talk again.
+
+        A tab that was duplicated names the talk of the first: it begins one of its own.
+        """
         known = self.defaults
+        if self.desk.is_taken(key, session):
+            key = ""
         is_new = key not in self.desk.visits
         visit = self.desk.visit(
             key if _KEY.fullmatch(key) else "", known.sampling, known.reading, known.generation
@@ -135,11 +145,17 @@ class Handlers:
                 return
             visit.wait(ticks, _TICK_SECONDS)
 
-    def open(self, visit: Visit, name: str, *, add: bool = False) -> Iterator[State]:
-        """Look at a file, alone or beside those in view."""
+    def open(
+        self, visit: Visit, name: str, *, add: bool = False, is_upload: bool = False
+    ) -> Iterator[State]:
+        """Look at a file, alone or beside those in view.
+
+        Args:
+            is_upload: the visitor brought it just now; a name that is typed leads to no upload.
+        """
 
         def begin() -> None:
-            path = self.files.resolve(name)
+            path = self._find(visit, name, is_upload)
             if path.suffix == SUFFIX:
                 raise UsageError(
                     f"{path.name} is a memory of a video, without pictures to show",
@@ -147,8 +163,6 @@ class Handlers:
                 )
             if add and len(visit.infos) >= _MOST_FILES:
                 raise UsageError("more than eight files", next_step="open one without the others")
-            if self.files.is_upload(path):
-                visit.uploads.add(path)
             self.desk.open(visit, [path], add=add)
 
         yield from self._attempt(visit, begin)
@@ -168,21 +182,22 @@ class Handlers:
     def change(self, visit: Visit, settings: Settings) -> Iterator[State]:
         """Other settings: the plan and its cost follow, nothing is watched yet."""
 
+        yield from self._attempt(visit, lambda: self._apply(visit, settings))
+
+    def ask(self, visit: Visit, question: str, settings: Settings | None = None) -> Iterator[State]:
+        """Ask the next question.
+
+        Args:
+            settings: as they stand in the fields; None leaves those of the visit.
+        """
+
         def begin() -> None:
-            sampling = read_sampling(visit.sampling, settings)
-            reading = read_subtitles(visit.reading, settings)
-            generation = read_generation(visit.generation, settings)
-            if (sampling, reading) != (visit.sampling, visit.reading):
-                visit.forget_what_was_seen()
-            visit.sampling, visit.reading, visit.generation = sampling, reading, generation
-            visit.error = ""
-            self.desk.plan_later(visit)
+            self.desk.check_free(visit)
+            if settings is not None:
+                self._apply(visit, settings)
+            self.desk.ask(visit, check_question(question))
 
         yield from self._attempt(visit, begin)
-
-    def ask(self, visit: Visit, question: str) -> Iterator[State]:
-        """Ask the next question."""
-        yield from self._attempt(visit, lambda: self.desk.ask(visit, check_question(question)))
 
     def blind(self, visit: Visit) -> Iterator[State]:
         """Ask the last question again without the video."""
@@ -225,11 +240,17 @@ class Handlers:
             if len(text) > _MOST_TALK_BYTES:
                 raise UsageError("the file is too large for a saved talk", "allowed are 5 MB")
             saved = read_talk(text, "the file")
-            paths: list[Path] = [self.files.resolve(name) for name in saved.files[:_MOST_FILES]]
-            self.desk.check_free(visit)
-            visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
-            visit.told = [Told(turn.question, turn.answer) for turn in saved.turns]
-            self.desk.open(visit, paths)
+            if len(saved.files) > _MOST_FILES:
+                raise UsageError(f"a talk about {len(saved.files)} files", "allowed are eight")
+            paths = [self._find(visit, name) for name in saved.files]
+
+            def go_on() -> None:
+                visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
+                visit.told = [
+                    Told(turn.question, turn.answer, check=turn.check) for turn in saved.turns
+                ]
+
+            self.desk.open(visit, paths, then=go_on)
 
         yield from self._attempt(visit, begin)
 
@@ -252,10 +273,13 @@ class Handlers:
             model_error=desk.loading.error,
             is_toy=apollo is not None and apollo.located.is_toy,
             files=shown,
+            chosen=visit.chosen,
+            opened=visit.opened,
             cost=tuple(visit.cost.describe()) if visit.cost else (),
             cost_error=visit.cost_error,
             is_planning=visit.is_planning,
             told=tuple(visit.told),
+            can_check=visit.can_check,
             task=task.kind if task else None,
             question=task.question if task else "",
             text=task.text if task else "",
@@ -264,6 +288,32 @@ class Handlers:
             error=visit.error,
             notice=visit.notice,
         )
+
+    def _apply(self, visit: Visit, settings: Settings) -> None:
+        """Take the settings that can be used.
+
+        Raises:
+            UsageError: one or more cannot; those keep their value.
+        """
+        before = visit.sampling, visit.reading, visit.generation
+        if settings == settings_of(*before):
+            return
+        sampling, reading, generation, faults = read_settings(*before, settings)
+        if (sampling, reading) != before[:2]:
+            visit.forget_what_was_seen()
+        if (sampling, reading, generation) != before:
+            visit.sampling, visit.reading, visit.generation = sampling, reading, generation
+            self.desk.plan_later(visit)
+        if faults:
+            raise UsageError("; ".join(faults))
+
+    def _find(self, visit: Visit, name: str, is_upload: bool = False) -> Path:
+        if not is_upload and Path(name) not in visit.uploads:
+            return self.files.resolve(name)
+        path = self.files.resolve_upload(name)
+        visit.uploads.add(path)
+        self.files.opened.add(path)
+        return path
 
     def _attempt(self, visit: Visit, begin: Callable[[], None]) -> Iterator[State]:
         """Begin something and follow it; what stands against it is told, and the visit goes on."""

@@ -58,7 +58,20 @@
   for (const name of ["timeupdate", "seeked", "loadedmetadata"]) {
     document.addEventListener(name, (event) => follow(event.target), true);
   }
-  const refollow = () => { const video = media(); if (video) follow(video); };
+  // The tab of the file that is shown; other files in view show the one that the server chose.
+  let opened = "";
+  function markTab() {
+    const player = document.querySelector("#player"), box = player?.querySelector(".files");
+    if (box && box.dataset.opened !== opened) {
+      opened = box.dataset.opened;
+      player.dataset.shown = box.dataset.chosen;
+    }
+    for (const tab of player?.querySelectorAll("[data-show]") || []) {
+      const pressed = String(tab.dataset.show === (player.dataset.shown || "0"));
+      if (tab.getAttribute("aria-pressed") !== pressed) tab.setAttribute("aria-pressed", pressed);
+    }
+  }
+  const refollow = () => { markTab(); const video = media(); if (video) follow(video); };
 
   function type(selector, text) {
     const field = document.querySelector(`${selector} textarea, ${selector} input`);
@@ -151,11 +164,21 @@
   document.addEventListener("DOMContentLoaded", () => arrival.observe(document.body, {childList: true, subtree: true}));
   if (document.body) arrival.observe(document.body, {childList: true, subtree: true});
 
+  let isArrived = false;
+  addEventListener("pagehide", () => sessionStorage.removeItem("apollo-open"));
+  addEventListener("pageshow", (event) => {
+    if (event.persisted) sessionStorage.setItem("apollo-open", "1");
+  });
+
   window.apolloPage = {
     // Names the talk of this tab; it outlives a reload, and another tab has its own.
     key() {
       let key = sessionStorage.getItem("apollo-key");
-      if (!key) {
+      // A tab that was duplicated brings the key of the first along, which is still open there.
+      const isCopy = !isArrived && sessionStorage.getItem("apollo-open") && !document.wasDiscarded;
+      sessionStorage.setItem("apollo-open", "1");
+      isArrived = true;
+      if (!key || isCopy) {
         const bytes = crypto.getRandomValues(new Uint8Array(18));
         key = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
         sessionStorage.setItem("apollo-key", key);

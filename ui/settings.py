@@ -2,14 +2,28 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from apollo_cli.citations import clock
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, parse_moment
 from apollo_cli.errors import UsageError
 
 Number = TypeVar("Number", int, float)
+Options = TypeVar("Options", SamplingOptions, GenerationOptions)
+
+# The fields as the page names them.
+LABELS = {
+    "start": "From",
+    "end": "To",
+    "clips": "Most clips",
+    "mode": "Sampling",
+    "rate": "Frames a second, or in all",
+    "subtitles": "Read subtitles",
+    "answer_tokens": "Longest answer, in tokens",
+    "temperature": "Temperature",
+}
 
 
 @dataclass(frozen=True)
@@ -47,37 +61,66 @@ def _moment(seconds: float) -> str:
     return clock(seconds) if seconds == int(seconds) else f"{seconds:g}"
 
 
-def read_sampling(before: SamplingOptions, settings: Settings) -> SamplingOptions:
-    """What is to be looked at.
+def read_settings(
+    sampling: SamplingOptions,
+    reading: ReadingOptions,
+    generation: GenerationOptions,
+    settings: Settings,
+) -> tuple[SamplingOptions, ReadingOptions, GenerationOptions, list[str]]:
+    """The options with all that was typed and can be used.
 
-    Raises:
-        UsageError: a value is out of its range.
+    Returns:
+        The options, and for each field that keeps its value a sentence that names it.
     """
-    uniform, rate = settings.mode == "uniform", settings.rate
-    return replace(
-        before,
-        mode="uniform" if uniform else "fps",
-        fps=None if uniform else _number(rate, float),
-        frames=_number(rate, int) if uniform else None,
-        max_clips=_number(settings.clips, int),
-        start_seconds=parse_moment(settings.start.strip() or "0"),
-        end_seconds=parse_moment(settings.end.strip()) if settings.end.strip() else None,
+    faults: list[str] = []
+
+    def attempt(options: Options, label: str, changes: Callable[[], dict[str, Any]]) -> Options:
+        try:
+            return replace(options, **changes())
+        except UsageError as error:
+            faults.append(f"{label}: {error.message}")
+            return options
+
+    uniform = settings.mode == "uniform"
+    sampling = attempt(
+        sampling,
+        LABELS["rate"],
+        lambda: {
+            "mode": "uniform" if uniform else "fps",
+            "fps": None if uniform else _number(settings.rate, float),
+            "frames": _number(settings.rate, int) if uniform else None,
+        },
     )
-
-
-def read_generation(before: GenerationOptions, settings: Settings) -> GenerationOptions:
-    """How answers are written.
-
-    Raises:
-        UsageError: a value is out of its range.
-    """
-    tokens = _number(settings.answer_tokens, int)
-    temperature = _number(settings.temperature, float)
-    return replace(
-        before,
-        max_new_tokens=before.max_new_tokens if tokens is None else tokens,
-        temperature=before.temperature if temperature is None else temperature,
+    sampling = attempt(
+        sampling, LABELS["clips"], lambda: {"max_clips": _number(settings.clips, int)}
     )
+    sampling = attempt(
+        sampling,
+        f"{LABELS['start']}, {LABELS['end']}",
+        lambda: {
+            "start_seconds": parse_moment(settings.start.strip() or "0"),
+            "end_seconds": parse_moment(settings.end.strip()) if settings.end.strip() else None,
+        },
+    )
+    tokens, heat = "max_new_tokens", "temperature"
+    generation = attempt(
+        generation,
+        LABELS["answer_tokens"],
+        lambda: _given(tokens, _number(settings.answer_tokens, int)),
+    )
+    generation = attempt(
+        generation, LABELS[heat], lambda: _given(heat, _number(settings.temperature, float))
+    )
+    if not settings.subtitles:
+        reading = replace(reading, subtitles="none")
+    elif reading.subtitles == "none":
+        reading = replace(reading, subtitles="auto")
+    return sampling, reading, generation, faults
+
+
+def _given(name: str, value: float | None) -> dict[str, Any]:
+    """A change; none where the field was left empty."""
+    return {} if value is None else {name: value}
 
 
 def _number(text: str, kind: type[Number]) -> Number | None:
@@ -87,10 +130,3 @@ def _number(text: str, kind: type[Number]) -> Number | None:
     except ValueError:
         allowed = "allowed is a whole number" if kind is int else "allowed is a number"
         raise UsageError(f"{text!r}", allowed, "correct it, or leave it empty") from None
-
-
-def read_subtitles(before: ReadingOptions, settings: Settings) -> ReadingOptions:
-    """How files are read: with subtitles or without."""
-    if not settings.subtitles:
-        return replace(before, subtitles="none")
-    return before if before.subtitles != "none" else replace(before, subtitles="auto")

@@ -47,13 +47,17 @@ def player(state: State) -> str:
     tabs = ""
     if len(state.files) > 1:
         names = "".join(
-            f'<button type="button" data-show="{number}" title="{text(shown.name)}">'
+            f'<button type="button" data-show="{number}" title="{text(shown.name)}" '
+            f'aria-pressed="{str(number == state.chosen).lower()}">'
             f"{text(shown.name)}</button>"
             for number, shown in enumerate(state.files)
         )
         tabs = f'<div class="tabs" role="group" aria-label="Files in view">{names}</div>'
     files = "".join(_file(shown) for shown in state.files)
-    return f'{tabs}<div class="files">{files}</div>'
+    return (
+        f'{tabs}<div class="files" data-opened="{state.opened}" data-chosen="{state.chosen}">'
+        f"{files}</div>"
+    )
 
 
 def _file(shown: Shown) -> str:
@@ -110,7 +114,11 @@ def told(state: State) -> str:
             for example in _EXAMPLES
         )
         return f'<div class="hint"><p>Ask anything about it.</p><div>{chips}</div></div>'
-    return "".join(_turn(turn) for turn in state.told)
+    last = max((n for n, turn in enumerate(state.told) if turn.is_kept), default=-1)
+    return "".join(
+        _turn(turn, can_check=state.can_check and number == last)
+        for number, turn in enumerate(state.told)
+    )
 
 
 def now(state: State) -> str:
@@ -124,12 +132,21 @@ def now(state: State) -> str:
     )
 
 
-def _turn(turn: Told) -> str:
+def _turn(turn: Told, *, can_check: bool) -> str:
     notes = "".join(f"<li>{text(note)}</li>" for note in turn.notes)
     check = "".join(f"<li>{text(line)}</li>" for line in turn.check)
-    stopped = "" if turn.is_kept else '<p class="stopped">Stopped; this turn is not kept.</p>'
+    kind, stopped = "kept checkable" if can_check else "kept", ""
+    if not turn.is_kept:
+        why = "Stopped" if turn.reason in ("", "stopped") else f"Not answered: {turn.reason}"
+        kind, stopped = (
+            "dropped",
+            (
+                f'<p class="stopped">{text(why)}; this turn is not kept. '
+                f'<button type="button" data-ask="{text(turn.question)}">Ask again</button></p>'
+            ),
+        )
     return (
-        f'<article class="turn {"kept" if turn.is_kept else "dropped"}">'
+        f'<article class="turn {kind}">'
         f'<p class="question">{text(turn.question)}</p>'
         f'<p class="answer">{linked(turn.answer, turn.citations)}</p>{stopped}'
         + (f'<ul class="check" aria-label="Blind check">{check}</ul>' if check else "")
@@ -184,8 +201,10 @@ def _doing(state: State, stage: Stage) -> str:
     doing = check + verbs[stage.name]
     if not stage.total:
         return doing[0].upper() + doing[1:]
-    of = "" if stage.name == "write" else f" of {stage.total:,}"
-    return f"{doing[0].upper()}{doing[1:]}: {stage.done:,}{of} {units[stage.name]}"
+    is_writing = stage.name == "write"
+    of, count = ("", stage.done) if is_writing else (f" of {stage.total:,}", stage.total)
+    unit = units[stage.name].removesuffix("s" if count == 1 else "")
+    return f"{doing[0].upper()}{doing[1:]}: {stage.done:,}{of} {unit}"
 
 
 def _steps(current: str) -> str:

@@ -55,6 +55,7 @@ class Told:
         citations: moments that the answer names. notes: what a user should know, a sentence each.
         check: what the blind check said; empty before one.
         is_kept: whether the turn belongs to the talk; a stopped one does not.
+        reason: why it is not kept.
     """
 
     question: str
@@ -63,6 +64,19 @@ class Told:
     notes: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
     is_kept: bool = True
+    reason: str = ""
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the last answer was made with.
+
+    Attributes:
+        view: as ``Visit.view`` was. key: what was watched; None for text alone.
+    """
+
+    view: object
+    key: object
 
 
 @dataclass(eq=False)
@@ -71,6 +85,7 @@ class Task:
 
     Attributes:
         future: ends with the work. text: of the answer, as far as it is written.
+        told: the turns that an answer is put behind.
         read_tokens: prompt tokens that had to be read, without what an earlier question had read.
     """
 
@@ -80,6 +95,7 @@ class Task:
     stage: Stage | None = None
     stopping: threading.Event = field(default_factory=threading.Event)
     future: Future[None] | None = None
+    told: list[Told] = field(default_factory=list)
     read_tokens: int = 0
     _first: tuple[float, int] = (0.0, 0)
 
@@ -120,9 +136,10 @@ class Visit:
 
     Attributes:
         key: its name, which nobody can guess. sampling, reading, generation: its settings.
-        infos: the files in view. seen: what was seen of them, without the visual tokens.
+        infos: the files in view. chosen: which of them is shown. opened: how often they changed.
+        seen: what was seen of them, without the visual tokens.
         turns: the talk as the model is told it. told: as the visitor is shown it.
-        answers: the record of the last answer, where there is one.
+        answers: the record of the last answer, where there is one. asked: what it was made with.
         cost: of the next question; None until it is known. cost_error: why there is none.
         is_planning: whether another cost is being worked out.
         task: what is being done. error: what went wrong last. notice: a word that is no error.
@@ -139,10 +156,13 @@ class Visit:
     reading: ReadingOptions
     generation: GenerationOptions
     infos: list[VideoInfo] = field(default_factory=list)
+    chosen: int = 0
+    opened: int = 0
     seen: list[VideoMemory] = field(default_factory=list)
     turns: list[Turn] = field(default_factory=list)
     told: list[Told] = field(default_factory=list)
     answers: list[Answer] = field(default_factory=list)
+    asked: Asked | None = None
     cost: Cost | None = None
     cost_error: str = ""
     is_planning: bool = False
@@ -158,6 +178,18 @@ class Visit:
     revision: int = 0
     strips: tuple[int, tuple[Strip | None, ...]] = (-1, ())
     ticks: int = 0
+
+    @property
+    def view(self) -> object:
+        """The files and settings of now; equal to another one where none of them differs."""
+        files = tuple((info.path, info.stream_index) for info in self.infos)
+        return files, self.sampling, self.reading, self.generation
+
+    @property
+    def can_check(self) -> bool:
+        """Whether the last answer is about what is in view, as it was."""
+        asked = self.asked
+        return bool(self.answers and self.infos and asked and asked.view == self.view)
 
     def touch(self) -> None:
         """Wake those that follow."""
@@ -207,6 +239,8 @@ def sentence(error: BaseException) -> str:
         return error.message
     if isinstance(error, Stopped):
         return "stopped"
+    if isinstance(error, FileNotFoundError) and error.filename:
+        return f"{error.filename} is not there any more; put it back, or open another file"
     if isinstance(error, OSError):
         place = f": {error.filename}" if error.filename else ""
         return f"{error.strerror or error}{place}"

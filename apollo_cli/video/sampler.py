@@ -18,6 +18,8 @@ from apollo_cli.errors import MediaError, UsageError
 _EPSILON = 1e-6
 # Containers round their times to as much as a millisecond.
 _INSIDE_SECONDS = 2e-3
+# Below this, a share is not told as a number.
+_LITTLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -69,9 +71,10 @@ class ClipPlan:
         count = f"{len(self)} clip{'s' if len(self) != 1 else ''}"
         if len(self) >= self.wanted_clips:
             return f"{count}, every moment seen"
+        share = "under 1%" if self.coverage < _LITTLE else f"{self.coverage:.0%}"
         return (
             f"{count}, {self.clip_seconds:.1f} s seen of every {self.spacing_seconds:.1f} s "
-            f"({self.coverage:.0%})"
+            f"({share})"
         )
 
 

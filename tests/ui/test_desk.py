@@ -16,8 +16,10 @@ import pytest
 from apollo_cli.config import SamplingOptions
 from apollo_cli.conversation import Conversation
 from apollo_cli.errors import UsageError, WeightsError
+from apollo_cli.ui import answering
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.shelf import Shelf
 from apollo_cli.ui.visit import Task, Visit
 from apollo_cli.watching import Progress
 from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit, until
@@ -98,7 +100,7 @@ def test_twenty_visitors_with_five_questions_each_get_their_own_answers_in_flat_
     assert len(peaks) == 100
     # In kilobytes: what a first round of all visitors needed is enough for the other four.
     assert peaks[-1] - peaks[24] < 60_000
-    assert len(desk.shelf) <= 2
+    assert len(desk.answering.shelf) <= 2
 
 
 def test_what_is_kept_of_videos_is_bounded_and_the_rest_is_watched_again(
@@ -110,7 +112,7 @@ def test_what_is_kept_of_videos_is_bounded_and_the_rest_is_watched_again(
         desk.ask(visit, QUESTIONS[0])
         at_rest(visit)
         assert visit.error == ""
-    assert len(desk.shelf) == 2
+    assert len(desk.answering.shelf) == 2
     desk.ask(first, QUESTIONS[0])
     at_rest(first)
     assert [told.answer for told in first.told] == talk_alone(desk, videos[0], [QUESTIONS[0]])
@@ -156,7 +158,7 @@ def test_work_stops_at_every_stage_and_the_next_question_is_answered(
     desk: Desk, videos: list[Path], stage: str, monkeypatch: pytest.MonkeyPatch
 ):
     visit = visitor(desk, videos[0])
-    desk.shelf = type(desk.shelf)(2)
+    desk.answering.shelf = Shelf(2)
     advance = Task.advance
 
     def stop_there(task: Task, name: str, done: int, total: int) -> None:
@@ -170,7 +172,7 @@ def test_work_stops_at_every_stage_and_the_next_question_is_answered(
         at_rest(visit)
     assert (visit.error, visit.notice) == ("", "stopped")
     assert visit.turns == []
-    assert [told.is_kept for told in visit.told] == [False] * (stage == "write")
+    assert [told.is_kept for told in visit.told] == [False]
     desk.ask(visit, QUESTIONS[0])
     at_rest(visit)
     assert visit.told[-1].answer == talk_alone(desk, videos[0], [QUESTIONS[0]])[0]
@@ -256,7 +258,7 @@ def test_a_visit_is_dropped_with_its_uploads_some_time_after_its_tab_was_closed(
 def test_work_for_a_tab_that_was_closed_ends(
     desk: Desk, videos: list[Path], monkeypatch: pytest.MonkeyPatch
 ):
-    monkeypatch.setattr(desk_module, "_WORK_SECONDS", -1.0)
+    monkeypatch.setattr(answering, "_WORK_SECONDS", -1.0)
     visit = visitor(desk, videos[0])
     visit.session = "a page"
     desk.leave("a page")

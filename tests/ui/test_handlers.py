@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import time
 from collections.abc import Iterator
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -12,6 +14,7 @@ import pytest
 
 from apollo_cli.citations import Citation
 from apollo_cli.config import ReadingOptions, SamplingOptions
+from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui import show
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.files import AllowedFolders
@@ -20,9 +23,7 @@ from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults
 from apollo_cli.ui.settings import (
     Settings,
-    read_generation,
-    read_sampling,
-    read_subtitles,
+    read_settings,
     settings_of,
 )
 from apollo_cli.ui.visit import Stage, Told, Visit
@@ -154,10 +155,10 @@ def test_other_settings_change_the_plan_before_anything_is_watched(
     ],
 )
 def test_the_fields_show_the_settings_as_they_were_typed(settings: Settings):
-    sampling = read_sampling(SamplingOptions(), settings)
-    reading = read_subtitles(ReadingOptions(), settings)
-    generation = read_generation(SHORT, settings)
+    before = SamplingOptions(), ReadingOptions(), SHORT
+    sampling, reading, generation, faults = read_settings(*before, settings)
     again = settings_of(sampling, reading, generation)
+    assert faults == []
     assert again == replace(settings, start="0:00" if settings.start == "0" else settings.start)
 
 
@@ -233,10 +234,36 @@ def test_a_reload_finds_the_talk_again_and_another_tab_has_its_own(
 ):
     last(handlers.open(visit, "video0.mp4"))
     last(handlers.ask(visit, "What is shown?"))
+    handlers.desk.leave("page")
     assert handlers.arrive(KEY, "the page, reloaded") is visit
     other = handlers.arrive("x" * 36, "another page")
     assert handlers.state(other).told == ()
     assert handlers.arrive("too short", "page").key != "too short"
+
+
+def test_a_tab_that_was_duplicated_has_its_own_talk_and_both_are_told(
+    handlers: Handlers, visit: Visit, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(desk_module, "_RELOAD_SECONDS", 0.05)
+    last(handlers.open(visit, "video0.mp4"))
+    asking = handlers.ask(visit, "What is shown?")
+    next(asking)
+    copy = handlers.arrive(KEY, "the page, duplicated")
+    assert copy is not visit
+    assert handlers.arrive(copy.key, "the page, duplicated") is copy
+    assert last(handlers.follow(copy)).told == ()
+    assert last(asking).told[-1].is_kept
+    assert handlers.arrive(KEY, "page") is visit
+
+
+def test_a_reload_that_is_told_before_its_old_page_is_gone_waits_for_it(
+    handlers: Handlers, visit: Visit
+):
+    with ThreadPoolExecutor(1) as pool:
+        arriving = pool.submit(handlers.arrive, KEY, "the page, reloaded")
+        time.sleep(0.05)
+        handlers.desk.leave("page")
+        assert arriving.result() is visit
 
 
 def test_who_follows_last_is_the_one_that_is_told(handlers: Handlers, visit: Visit):
@@ -269,7 +296,9 @@ def test_files_named_at_the_start_are_open_when_a_visitor_arrives(handlers: Hand
     handlers.defaults = UiDefaults(files=(folder / "video1.mp4",))
     visit = handlers.arrive("s" * 36, "page")
     assert last(handlers.follow(visit)).files[0].name == "video1.mp4"
+    handlers.desk.leave("page")
     again = handlers.arrive("s" * 36, "page, reloaded")
+    assert again is visit
     assert handlers.state(again).task is None
 
 

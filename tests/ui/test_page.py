@@ -105,7 +105,7 @@ def put_answer(site: Site, page: Page, text: str) -> None:
     from apollo_cli.citations import cited_times
     from apollo_cli.ui.visit import Told
 
-    key = page.evaluate("apolloPage.key()")
+    key = page.evaluate("sessionStorage.getItem('apollo-key')")
     visit = site.desk.visits[key]
     visit.told.append(Told("When?", text, tuple(cited_times(text, visit.seen[0]))))
     visit.revise()
