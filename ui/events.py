@@ -92,15 +92,16 @@ def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list
 
 
 def _wire_questions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
-    def ask(key: str, question: str) -> Iterator[list[Any]]:
+    def ask(key: str, question: str, *values: Any) -> Iterator[list[Any]]:
         visit = handlers.back(key)
-        states = handlers.ask(visit, question)
+        states = handlers.ask(visit, question, Settings(*values))
         for number, row in enumerate(_fill(visit.key, states)):
             # What was not taken stays where it was typed.
             yield [*row, gr.skip() if number or visit.error else ""]
 
+    asked = [parts.key, parts.question, *parts.settings]
     for trigger in (parts.ask.click, parts.question.submit):
-        trigger(ask, [parts.key, parts.question], [*outputs, parts.question], **_QUIET)
+        trigger(ask, asked, [*outputs, parts.question], **_QUIET)
     parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **_QUIET)
 
 
