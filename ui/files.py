@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.errors import UsageError
-from apollo_cli.memory_record import SUFFIX
 from apollo_cli.video.opening import shown
 
 # A picker shows what is likely to open; any other file can be typed.
@@ -17,7 +16,7 @@ _LISTED = (
     "3gp,asf,avi,avif,bmp,dv,flv,gif,h264,heic,hevc,ivf,jpeg,jpg,m2ts,m4v,mjpeg,mkv,mov,mp4,mpeg,"
     "mpg,mts,mxf,nut,obu,ogg,ogv,png,rm,tif,tiff,ts,vob,webm,webp,wmv,y4m"
 )
-LISTED_SUFFIXES = frozenset({SUFFIX, *(f".{name}" for name in _LISTED.split(","))})
+LISTED_SUFFIXES = frozenset(f".{name}" for name in _LISTED.split(","))
 _MOST_SCANNED = 20_000
 
 
@@ -45,7 +44,11 @@ class AllowedFolders:
     Args:
         folders: these and all below them; the first is where relative names start.
         files: further files, each allowed by itself.
-        uploads: folder of what visitors dropped; allowed, and in no listing.
+        uploads: folder of what visitors dropped. What lies there is found by ``resolve_upload``
+            only: its path, which nobody can guess, is known to the one who brought it.
+
+    Attributes:
+        opened: the uploads that a visit has taken; others are deleted after a while.
     """
 
     def __init__(
@@ -54,6 +57,7 @@ class AllowedFolders:
         self.folders = tuple(Path(os.path.realpath(folder)) for folder in folders)
         self.files = frozenset(Path(os.path.realpath(file)) for file in files)
         self.uploads = None if uploads is None else Path(os.path.realpath(uploads))
+        self.opened: set[Path] = set()
 
     def resolve(self, text: str) -> Path:
         """The absolute path of a file or folder, with every link followed.
@@ -76,13 +80,34 @@ class AllowedFolders:
             raise UsageError(f"{shown(path)}: no such file", next_step="check the path")
         return path
 
+    def resolve_upload(self, text: str) -> Path:
+        """Likewise for the exact path of a file that a visitor dropped, and for no other.
+
+        Raises:
+            UiForbidden: it is none, or is not there any more.
+        """
+        path = self._place(text)
+        if str(path) != text or not self.is_upload(path) or not path.is_file():
+            raise UiForbidden(f"{shown(text)} is not here any more", next_step="upload it again")
+        return path
+
+    def check_still(self, path: Path) -> None:
+        """See that a path that was resolved before still leads to where it led.
+
+        Raises:
+            UiForbidden: a link was put in its place.
+        """
+        if Path(os.path.realpath(path)) != path or not (self.covers(path) or self.is_upload(path)):
+            raise UiForbidden(f"{shown(path)} has become a link", next_step="open the file again")
+
     def covers(self, path: Path) -> bool:
-        """Whether a path without links lies inside."""
-        roots = self.folders if self.uploads is None else (*self.folders, self.uploads)
-        return path in self.files or any(path.is_relative_to(root) for root in roots)
+        """Whether a path without links lies inside; uploads do not."""
+        if self.is_upload(path):
+            return False
+        return path in self.files or any(path.is_relative_to(root) for root in self.folders)
 
     def is_upload(self, path: Path) -> bool:
-        """Whether a resolved path is something that a visitor dropped."""
+        """Whether a resolved path lies where visitors' files are dropped."""
         return self.uploads is not None and path.is_relative_to(self.uploads)
 
     def list_media(self, folder: str = "", most: int = 500) -> tuple[list[Entry], bool]:

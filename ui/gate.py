@@ -12,6 +12,8 @@ import logging
 import os
 import re
 import socket
+import stat
+import time
 from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -22,6 +24,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
+from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.video.opening import shown
 
 Message = MutableMapping[str, Any]
@@ -45,6 +48,9 @@ _UPLOAD = "/gradio_api/upload"
 # Talk and settings travel in other requests; beside a file, an upload holds a few headers.
 _MOST_BODY_BYTES, _MULTIPART_BYTES = 16_000_000, 100_000
 _DRAINED_BYTES, _DRAIN_SECONDS = 16_000_000, 2.0
+# An upload that no page has opened by then is left over; all of them share four times the limit.
+_UNOPENED_SECONDS, _ALL_UPLOADS = 300.0, 4
+_FULL = "uploads of all visitors fill their space; try again in some minutes, or open a path"
 _WRONG_PASSWORD_SECONDS = 0.5
 
 # Gradio's page has scripts and styles inside of it and makes functions from text, so these are
@@ -79,13 +85,13 @@ class Rules:
 
     Attributes:
         host: where the server listens. auth: user and password, None for no question.
-        uploads: where dropped files lie. max_upload_bytes: of what is
-            dropped at once.
+        files: says where dropped files lie, and which of them are in use.
+        max_upload_bytes: of what is dropped at once; of all that lies there, four times that.
     """
 
     host: str
     auth: tuple[str, str] | None
-    uploads: Path
+    files: AllowedFolders
     max_upload_bytes: int
 
 
@@ -97,7 +103,7 @@ class Gate:
         self.rules = rules
         self._is_private = is_loopback(rules.host)
         self._names = _own_names(rules.host, self._is_private)
-        self._uploading = 0
+        self._coming: list[int] = []
 
     async def __call__(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         """Serve one request."""
@@ -118,7 +124,7 @@ class Gate:
                 client = scope["client"][0] if scope.get("client") else "unknown"
                 query = scope["query_string"].decode("latin-1")
                 asked = shown(f"{scope['method']} {scope['path']}{'?' if query else ''}{query}")
-                _LOG.warning("refused: %s from %s: %s", asked[:300], client, refused.reason)
+                _LOG.warning("refused: %s from %s: %s", asked[:300], client, refused.reason[:300])
             challenge = {"www-authenticate": 'Basic realm="apollo", charset="UTF-8"'}
             headers = {"connection": "close", **(challenge if refused.status == 401 else {})}
             answer = PlainTextResponse(refused.text, refused.status, headers)
@@ -176,31 +182,59 @@ class Gate:
             real = Path(os.path.realpath(name))
         except (OSError, ValueError):
             real = Path("/")
-        if not os.path.isabs(name) or not real.is_relative_to(self.rules.uploads):
+        if not os.path.isabs(name) or not self.rules.files.is_upload(real):
             raise Refused(403, "this may not be opened here", "the file is not one of the page")
 
     async def _pass_on(self, scope: MutableMapping[str, Any], receive: Receive, send: Send) -> None:
         is_upload = scope["path"] == _UPLOAD
         most = self.rules.max_upload_bytes + _MULTIPART_BYTES if is_upload else _MOST_BODY_BYTES
-        too_much = Refused(413, f"more than the {most:,} bytes that are allowed", "too large")
         announced = Headers(scope=scope).get("content-length", "")
+        size = int(announced) if announced.isdecimal() else most
         body = _Body(receive, send, most)
-        if announced.isdecimal() and int(announced) > most:
+        too_much = Refused(413, f"more than the {most / 1e6:,.0f} MB that are allowed", "too large")
+        refused = too_much if size > most and announced else None
+        if refused is None and is_upload and not self._has_room(size):
+            refused = Refused(507, _FULL, "uploads fill all of their space")
+        if refused is not None:
             await body.drain()
-            raise too_much
-        self._uploading += is_upload
+            raise refused
+        if is_upload:
+            self._coming.append(size)
         try:
             await self.app(scope, body.receive, body.send)
         except ClientDisconnect:
             # The visitor left while sending, or sent more than is allowed.
             pass
         finally:
-            self._uploading -= is_upload
-            if is_upload and not self._uploading:
-                _sweep(self.rules.uploads)
+            if is_upload:
+                self._coming.remove(size)
+                self._sweep()
         if body.is_over and not body.is_answered:
             await body.drain()
             raise too_much
+
+    def _has_room(self, size: int) -> bool:
+        """Whether an upload of so many bytes fits beside those that lie there or are on the way."""
+        room = _ALL_UPLOADS * (self.rules.max_upload_bytes + _MULTIPART_BYTES)
+        return self._sweep() + sum(self._coming) + size <= room
+
+    def _sweep(self) -> int:
+        """Delete what broken uploads left, and what nobody opened; the bytes of what stays."""
+        kept, now, files = 0, time.time(), self.rules.files
+        files.opened -= {path for path in list(files.opened) if not path.exists()}
+        for path in files.uploads.rglob("*") if files.uploads else ():
+            with contextlib.suppress(OSError):
+                facts = path.lstat()
+                if stat.S_ISDIR(facts.st_mode):
+                    continue
+                # Whole ones lie in folders of their own.
+                is_part = path.parent == files.uploads and path.name.startswith("tmp")
+                is_left = path not in files.opened and now - facts.st_mtime > _UNOPENED_SECONDS
+                if not self._coming if is_part else is_left:
+                    path.unlink()
+                else:
+                    kept += 0 if is_part else facts.st_size
+        return kept
 
 
 class _Body:
@@ -297,10 +331,3 @@ def _with_headers(send: Send) -> Send:
         await send(message)
 
     return sending
-
-
-def _sweep(uploads: Path) -> None:
-    """Delete what broken uploads left: whole ones lie in folders of their own."""
-    for path in uploads.glob("tmp*"):
-        if path.is_file():
-            path.unlink(missing_ok=True)

@@ -96,7 +96,8 @@ class MediaLinks:
         return FileResponse(path, media_type=kind, headers=_HEADERS, stat_result=facts)
 
     def _find(self, text: str, is_preview: bool) -> tuple[Path, str]:
-        path = self.files.resolve(text)
+        is_upload = self.files.is_upload(Path(text))
+        path = self.files.resolve_upload(text) if is_upload else self.files.resolve(text)
         if not path.is_file():
             raise UiForbidden(f"{shown(path)} is no plain file")
         seen = self.previews.look(path)
@@ -114,7 +115,7 @@ def refuse(request: Request, reason: str) -> Response:
     """403, and a line on stderr that says what was asked for and by whom."""
     asked = shown(f"{request.method} {request.url.path}?{request.url.query}"[:300])
     client = request.client.host if request.client else "unknown"
-    _LOG.warning("refused: %s from %s: %s", asked, client, reason)
+    _LOG.warning("refused: %s from %s: %s", asked, client, reason[:300])
     return PlainTextResponse("this may not be opened here", 403)
 
 

@@ -55,7 +55,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
 
     The model is not loaded yet: that is ``site.desk.start``.
     """
-    uploads = Path(tempfile.mkdtemp(prefix="apollo-ui-"))
+    uploads = Path(tempfile.mkdtemp(prefix="apollo-ui-")).resolve()
     with contextlib.ExitStack() as stack:
         stack.callback(shutil.rmtree, uploads, ignore_errors=True)
         # Gradio reads these when it is imported, and when its page is built.
@@ -72,6 +72,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
             lambda report: _load(options, report, ending),
             opener=_new_reader(options),
             keep_videos=options.keep_videos,
+            check_file=files.check_still,
         )
         stack.callback(desk.close)
         stack.callback(ending.set)
@@ -95,7 +96,6 @@ def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -
     import gradio
     from fastapi import FastAPI
 
-    assert media.files.uploads is not None
     web = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*media.routes()])
     settings: dict[str, Any] = {
         **look,
@@ -109,8 +109,7 @@ def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -
         "mcp_server": False,
     }
     web = gradio.mount_gradio_app(web, blocks, path="/", **settings)
-    rules = Rules(options.host, options.auth, media.files.uploads, options.max_upload_bytes)
-    return Gate(web, rules)
+    return Gate(web, Rules(options.host, options.auth, media.files, options.max_upload_bytes))
 
 
 def serve(options: UiOptions, say: Callable[[str], None]) -> None:

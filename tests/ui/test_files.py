@@ -77,15 +77,37 @@ def test_a_file_that_was_named_at_the_start_is_allowed_by_itself(place: Path):
         files.resolve(str(secret.with_name("other.mp4")))
 
 
-def test_uploads_are_allowed_and_in_no_listing(place: Path, tmp_path: Path):
-    uploads = tmp_path / "uploads"
-    uploads.mkdir()
-    (uploads / "c.mp4").write_bytes(b"x")
+def test_an_upload_is_opened_by_the_exact_path_that_was_handed_over_and_by_nothing_else(
+    place: Path, tmp_path: Path
+):
+    # Even where the folder of the uploads lies below an allowed one.
+    uploads = place / "uploads"
+    (uploads / "1f2e").mkdir(parents=True)
+    dropped = uploads / "1f2e" / "c.mp4"
+    dropped.write_bytes(b"x")
+    (uploads / "link.mp4").symlink_to(tmp_path / "secret.mp4")
     files = AllowedFolders([place], uploads=uploads)
-    dropped = files.resolve(str(uploads / "c.mp4"))
-    assert files.is_upload(dropped)
-    assert not files.is_upload(place / "a.mp4")
+    assert files.resolve_upload(str(dropped)) == dropped
+    assert files.is_upload(dropped) and not files.is_upload(place / "a.mp4")
+    for name in (uploads, dropped.parent, uploads / "link.mp4", place / "a.mp4", f"{dropped}/"):
+        with pytest.raises(UiForbidden, match="upload it again"):
+            files.resolve_upload(str(name))
+    for name in (uploads, dropped.parent, dropped, "uploads/1f2e/c.mp4"):
+        with pytest.raises(UiForbidden):
+            files.resolve(str(name))
+        with pytest.raises(UiForbidden):
+            files.list_media(str(name))
     assert {entry.name for entry in files.list_media()[0]} == {"trip", "a.mp4"}
+
+
+def test_a_file_whose_place_was_taken_by_a_link_is_noticed(place: Path):
+    files = AllowedFolders([place])
+    path = files.resolve("a.mp4")
+    files.check_still(path)
+    path.unlink()
+    path.symlink_to(place.parent / "secret.mp4")
+    with pytest.raises(UiForbidden, match="has become a link"):
+        files.check_still(path)
 
 
 def test_a_listing_shows_folders_and_likely_media_and_nothing_that_leads_outside(place: Path):
@@ -96,7 +118,7 @@ def test_a_listing_shows_folders_and_likely_media_and_nothing_that_leads_outside
     (place / "gone.mp4").symlink_to("nowhere")
     (place / "in.mp4").symlink_to("trip/b.mkv")
     entries, is_cut = AllowedFolders([place]).list_media()
-    names = ["trip", "a.mp4", "in.mp4", "photo.jpg", "seen.apollo", "Z.WEBM"]
+    names = ["trip", "a.mp4", "in.mp4", "photo.jpg", "Z.WEBM"]
     assert [entry.name for entry in entries] == names
     assert entries[0].is_folder and entries[-1].size_bytes == 2
     assert not is_cut

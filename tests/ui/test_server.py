@@ -234,6 +234,13 @@ def test_routes_to_other_files_and_places_are_refused_with_a_line(
     assert line.startswith("refused: GET /")
 
 
+def test_a_line_of_a_refusal_is_never_long(address: str, caplog: pytest.LogCaptureFixture):
+    with caplog.at_level(logging.WARNING, logger="apollo_cli.ui"):
+        request(address, "/media?file=" + "/x" * 2000)
+        request(address, "/" + "x" * 4000)
+    assert [len(line) < 800 for line in refusals(caplog)] == [True, True]
+
+
 def test_only_uploads_come_back_through_gradio_and_no_link_leads_out(
     address: str, served: Served, tmp_path: Path
 ):
@@ -268,11 +275,12 @@ def test_only_our_own_names_are_answered(address: str, host: str, status: int):
 
 
 def test_a_server_for_other_machines_answers_to_addresses_and_its_own_names(tmp_path: Path):
-    names = Gate(lambda *_: None, Rules("0.0.0.0", None, tmp_path, 1))  # pyright: ignore
+    files = AllowedFolders([], uploads=tmp_path)
+    names = Gate(lambda *_: None, Rules("0.0.0.0", None, files, 1))  # pyright: ignore
     allowed = ("192.168.1.5", "10.0.0.1", socket.gethostname().lower(), "localhost", "0.0.0.0")
     assert all(names._is_ours(name) for name in allowed)
     assert not names._is_ours("evil.example")
-    with_password = Gate(lambda *_: None, Rules("0.0.0.0", ("a", "b"), tmp_path, 1))  # pyright: ignore
+    with_password = Gate(lambda *_: None, Rules("0.0.0.0", ("a", "b"), files, 1))  # pyright: ignore
     assert with_password._is_ours("films.example")
 
 
@@ -315,6 +323,21 @@ def test_uploads_have_a_limit_and_leave_nothing_when_they_exceed_it(
     before = set(served.uploads.iterdir())
     assert send_files(address, *sizes, in_chunks=in_chunks).status == status
     assert status == 200 or set(served.uploads.iterdir()) == before
+
+
+def test_uploads_share_a_space_and_what_nobody_opened_is_deleted_after_a_while(tmp_path: Path):
+    served = Served(tmp_path)
+    with serving(served.app) as address:
+        names = []
+        for number in range(4):
+            names += json.loads(send_files(address, MOST_BYTES - number).body)
+        full = send_files(address, MOST_BYTES - 4)
+        assert full.status == 507 and b"fill their space" in full.body
+        served.media.files.opened.add(Path(names[0]))
+        for name in names[:2]:
+            os.utime(name, (1, 1))
+        assert send_files(address, MOST_BYTES - 4).status == 200
+        assert [Path(name).exists() for name in names] == [True, False, True, True]
 
 
 def test_an_endless_upload_is_cut_off(address: str, served: Served):
