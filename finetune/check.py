@@ -47,7 +47,6 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
             and amount in all.
     """
     dataset = load_dataset(recipe)
-    faults = list(dataset.faults)
     samples = [*dataset.samples, *dataset.held_out]
     files = probe_files(
         samples, cache=recipe.output / FACTS_NAME, readers=recipe.readers, on_progress=on_progress
@@ -55,8 +54,8 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     try:
         model = _find_model(recipe)
     except WeightsError as error:
-        faults.append(Fault("unknown_model", shown(recipe.path.name), error.message))
-        return _report(recipe, dataset, faults)
+        unknown = Fault("unknown_model", shown(recipe.path.name), error.message)
+        return _report(recipe, dataset, [*dataset.faults, unknown])
     ruler = Ruler(model.planner, recipe.sampling, recipe.max_tokens)
     lengths, found = measure_samples(samples, files, ruler, on_progress)
     measured = {
@@ -64,8 +63,9 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         for sample, length in zip(samples, lengths, strict=True)
         if length is not None
     }
+    dataset = dataset.settle(measured)
+    faults = [*dataset.faults, *found]
     dataset = _without_broken(dataset, measured)
-    faults += found
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "no sample can be trained on"))
     faults += _text_share(recipe, dataset)

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import hashlib
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Container, Sequence
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import TYPE_CHECKING
 
@@ -27,11 +27,19 @@ _MOST_HELD = 0.2
 
 @dataclass(frozen=True)
 class LoadedSource:
-    """One file of a recipe: the samples that are trained on, and their share of the mixture."""
+    """One file of a recipe.
+
+    Attributes:
+        path: the file. samples: those that are trained on. weight: of it in the mixture.
+        share: that the recipe gives it; None leaves the weight to the number of samples.
+        held_out: samples of it to measure with.
+    """
 
     path: Path
     samples: tuple[Sample, ...]
     weight: float
+    share: float | None = None
+    held_out: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -66,6 +74,36 @@ class Dataset:
         """
         return Mixture([(source.samples, source.weight) for source in self.sources], seed)
 
+    def settle(self, good: Container[str]) -> Dataset:
+        """The same data, where nothing is held out that training cannot do without.
+
+        Lots are drawn by the names of files, before it is known which can be read: so one that
+        breaks later changes nothing for the others. Where a lot leaves a file of data nothing
+        good to train on, all of that file is trained on.
+
+        Args:
+            good: names of the samples that can be learned from.
+        """
+        needy = [
+            source
+            for source in self.sources
+            if not _any_good(source.samples, good) and _any_good(source.held_out, good)
+        ]
+        given = {sample.name for source in needy for sample in source.held_out}
+        held_out = tuple(sample for sample in self.held_out if sample.name not in given)
+        words = "without what was drawn for it, only broken samples would be left"
+        faults = [Fault("nothing_held_out", shown(s.path.name), words) for s in needy]
+        if held_out and not _any_good(held_out, good):
+            first = held_out[0].name
+            faults.append(Fault("nothing_held_out", first, "all samples held out are broken"))
+        sources = [
+            replace(source, samples=(*source.samples, *source.held_out), held_out=())
+            if source in needy
+            else source
+            for source in self.sources
+        ]
+        return Dataset(_weighed(sources), held_out, (*self.faults, *faults))
+
     def check_runnable(self) -> None:
         """Refuse data with a fault that costs the run; one that costs a sample is no obstacle.
 
@@ -88,7 +126,7 @@ def load_dataset(recipe: Recipe) -> Dataset:
     """
     faults: list[Fault] = []
     held: list[Sample] = []
-    kept: list[tuple[DataSource, list[Sample]]] = []
+    sources: list[LoadedSource] = []
     labels = _labels([source.path for source in (*recipe.data, *recipe.validation)])
     for source in recipe.data:
         samples, found = load_samples(source, labels[source.path])
@@ -98,23 +136,18 @@ def load_dataset(recipe: Recipe) -> Dataset:
         samples, aside = hold_out(samples, share, recipe.seed)
         if share and not aside:
             faults.append(Fault("nothing_held_out", labels[source.path], "its files are too few"))
-        kept.append((source, _of_stage(recipe, samples)))
-        held += _of_stage(recipe, aside)
+        kept, aside = (tuple(_of_stage(recipe, part)) for part in (samples, aside))
+        sources.append(LoadedSource(source.path, kept, 0.0, source.share, aside))
+        held += aside
     for source in recipe.validation:
         samples, found = load_samples(source, labels[source.path])
         faults += found + _stage_faults(recipe, source, samples)
         held += _of_stage(recipe, samples)
-    faults += _repeated(held, [sample for _, samples in kept for sample in samples])
-    kept = [(source, samples) for source, samples in kept if samples]
-    counts = [len(samples) for _, samples in kept]
-    weights = resolve_shares(counts, [source.share for source, _ in kept]) if kept else []
-    sources = tuple(
-        LoadedSource(source.path, tuple(samples), weight)
-        for (source, samples), weight in zip(kept, weights, strict=True)
-    )
+    faults += _repeated(held, [sample for source in sources for sample in source.samples])
+    sources = [source for source in sources if source.samples]
     if not sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "nothing is left for the stage"))
-    return Dataset(sources, tuple(held), tuple(faults))
+    return Dataset(_weighed(sources), tuple(held), tuple(faults))
 
 
 def hold_out(
@@ -150,6 +183,18 @@ def hold_out(
             aside.update(groups[seen])
     kept = [sample for index, sample in enumerate(samples) if index not in aside]
     return kept, [samples[index] for index in sorted(aside)]
+
+
+def _any_good(samples: Sequence[Sample], good: Container[str]) -> bool:
+    return any(sample.name in good for sample in samples)
+
+
+def _weighed(sources: Sequence[LoadedSource]) -> tuple[LoadedSource, ...]:
+    if not sources:
+        return ()
+    counts = [len(source.samples) for source in sources]
+    weights = resolve_shares(counts, [source.share for source in sources])
+    return tuple(replace(s, weight=w) for s, w in zip(sources, weights, strict=True))
 
 
 def _labels(paths: Sequence[Path]) -> dict[Path, str]:

@@ -28,6 +28,7 @@ from apollo_cli.finetune.preparing import (
     identify_run,
     prepare,
     start_team,
+    survey,
     tell_faults,
     watch_ahead,
 )
@@ -91,7 +92,8 @@ def run_recipe(
         if fresh and team.is_main_process:
             _forget(recipe.output)
         team.wait_for_everyone()
-        identity = identify_run(recipe, data)
+        found = survey(recipe, data, team, on_progress)
+        identity = identify_run(recipe, found.data)
         saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
         is_done = _check_same(recipe.output, identity, saved)
         if is_done:
@@ -99,7 +101,7 @@ def run_recipe(
             return recipe.output
         quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say)
         prepared = prepare(
-            recipe, data, team, quarantine, device=device, say=tell, on_progress=on_progress
+            recipe, found, team, quarantine, device=device, say=tell, on_progress=on_progress
         )
         _run(
             prepared,

@@ -51,6 +51,22 @@ _PACKAGES = ("torch", "transformers", "peft", "accelerate", "bitsandbytes", "saf
 
 
 @dataclass(frozen=True)
+class Survey:
+    """What a look at all samples found.
+
+    Attributes:
+        data: of the run. planner: of its model.
+        tokens: of each sample that can be learned from, by its name.
+        faults: of the files that were looked at.
+    """
+
+    data: Dataset
+    planner: Planner
+    tokens: dict[str, int]
+    faults: tuple[Fault, ...]
+
+
+@dataclass(frozen=True)
 class Prepared:
     """All that a loop needs.
 
@@ -128,6 +144,28 @@ def claim(output: Path, team: Accelerator) -> Iterator[None]:
         lock.release()
 
 
+def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progress) -> Survey:
+    """Look at all files, measure all samples, and settle which are held out.
+
+    Raises:
+        WeightsError: the model is not there, or damaged.
+    """
+    planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
+    samples = [*data.samples, *data.held_out]
+    # The others read what the first has written down.
+    with team.main_process_first():
+        files = probe_files(
+            samples,
+            cache=recipe.output / FACTS_NAME,
+            readers=recipe.readers,
+            on_progress=on_progress,
+        )
+    ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
+    lengths, faults = measure_samples(samples, files, ruler, on_progress)
+    tokens = {s.name: n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None}
+    return Survey(data.settle(tokens), planner, tokens, tuple(faults))
+
+
 def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     """What must stay the same while a run is gone on with, as words and JSON values."""
     values = {
@@ -155,7 +193,7 @@ def describe_packages() -> dict[str, str]:
 
 def prepare(
     recipe: Recipe,
-    data: Dataset,
+    found: Survey,
     team: Accelerator,
     quarantine: Quarantine,
     *,
@@ -163,7 +201,7 @@ def prepare(
     say: Callable[[str], None],
     on_progress: Progress,
 ) -> Prepared:
-    """Measure the samples, load the model, and open what is trained.
+    """Leave out what cannot be read, load the model, and open what is trained.
 
     Samples whose files cannot be read go to the quarantine, which is told. They keep their slots
     in the mixture, so that its order depends on the data files alone.
@@ -172,25 +210,18 @@ def prepare(
         DataError: most samples cannot be read.
         WeightsError, DeviceError: as ``adapters.load_base``.
     """
+    data, tokens = found.data, found.tokens
+    broken = {fault.where: fault for fault in found.faults if fault.cost == "sample"}
     with team.main_process_first():
-        planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
-        samples = [*data.samples, *data.held_out]
-        files = probe_files(
-            samples,
-            cache=recipe.output / FACTS_NAME,
-            readers=recipe.readers,
-            on_progress=on_progress,
-        )
-        ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
-        lengths, faults = measure_samples(samples, files, ruler, on_progress)
         quarantine.load()
-        broken = {fault.where: fault for fault in faults if fault.cost == "sample"}
-        for sample, length in zip(data.samples, lengths, strict=False):
-            if length is None:
+        for sample in data.samples:
+            if sample.name not in tokens:
                 quarantine.exclude(sample, broken[sample.name].message)
-    tell_faults((*data.faults, *faults), say)
+    tell_faults((*data.faults, *found.faults), say)
+    for fault in data.faults:
+        if fault.kind == "nothing_held_out":
+            say(fault.message)
     _check_enough(recipe, data, quarantine)
-    held = lengths[len(data.samples) :]
     base = load_base(recipe, device=device, on_progress=on_progress)
     trained = prepare_network(base.network, recipe)
     return Prepared(
@@ -198,11 +229,11 @@ def prepare(
         base=base,
         trained=trained,
         trainee=Trainee(base.network, recipe.gradient_checkpointing),
-        planner=planner,
+        planner=found.planner,
         mixture=data.build_mixture(recipe.seed),
         samples=tuple(data.samples),
-        held_out=tuple(s for s, n in zip(data.held_out, held, strict=True) if n is not None),
-        lengths={id(s): n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None},
+        held_out=tuple(sample for sample in data.held_out if sample.name in tokens),
+        lengths={id(s): tokens[s.name] for s in data.samples if s.name in tokens},
         steps=recipe.total_steps(len(data.samples)),
     )
 
