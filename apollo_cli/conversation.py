@@ -233,7 +233,7 @@ def _read_turn(row: dict[str, Any]) -> KeptTurn:
 def _say_seen(video: dict[str, Any]) -> str:
     """What of a video was seen, as ``Answer.videos`` tells it."""
     lines = video["subtitles"]
-    said = f", {lines} lines of subtitles" if lines else ""
+    said = f", {lines} line{'s' if lines != 1 else ''} of subtitles" if lines else ""
     return f"{Path(video['path']).name}: {video['coverage_text']}{said}"
 
 

@@ -356,5 +356,164 @@ def test_the_stage_is_told_with_clips_and_the_time_that_is_left(handlers: Handle
     assert "about 21 s left" in html
     assert 'value="0.250"' in html
     assert '<li aria-current="step">Encode</li>' in html
+    assert "Writing: 1 token<" in show.work(replace(state, stage=Stage("write", 1, 256)))
     assert "Waiting: 3 questions come first" in show.work(replace(state, place=3))
     assert "Waiting for the model" in show.work(replace(state, model="", model_share=0.4))
+
+
+def test_a_check_is_offered_only_for_what_the_answer_was_made_with(
+    handlers: Handlers, visit: Visit
+):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.ask(visit, "What is shown?"))
+    assert state.can_check
+    assert "checkable" in show.told(state)
+    others = [
+        lambda: handlers.open(visit, "video1.mp4"),
+        lambda: handlers.open(visit, "video1.mp4", add=True),
+        lambda: handlers.change(visit, replace(PLAIN, clips="1")),
+        lambda: handlers.change(visit, replace(PLAIN, subtitles=True)),
+    ]
+    for other in others:
+        state = last(other())
+        assert not state.can_check
+        assert "checkable" not in show.told(state)
+        assert "other files or settings" in last(handlers.blind(visit)).error
+        last(handlers.change(visit, PLAIN))
+        assert last(handlers.open(visit, "video0.mp4")).can_check
+    assert last(handlers.blind(visit)).told[-1].check
+
+
+def test_a_check_is_refused_when_the_file_is_another_one_by_now(
+    handlers: Handlers, visit: Visit, folder: Path
+):
+    changing = folder / "more" / "changing.mp4"
+    shutil.copy(folder / "video0.mp4", changing)
+    last(handlers.open(visit, str(changing)))
+    last(handlers.ask(visit, "What is shown?"))
+    shutil.copy(folder / "video1.mp4", changing)
+    assert "has changed since" in last(handlers.blind(visit)).error
+    changing.unlink()
+    state = last(handlers.ask(visit, "And now?"))
+    assert state.error.endswith("is not there any more; put it back, or open another file")
+    assert str(changing) in state.error
+
+
+def test_a_question_is_asked_with_the_fields_as_they_stand(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.ask(visit, "What is shown?", replace(PLAIN, clips="1")))
+    assert state.told[-1].is_kept
+    assert len(visit.seen[0].plan) == 1
+    state = last(handlers.ask(visit, "What is shown?", replace(PLAIN, clips="none")))
+    assert "Most clips: 'none'; allowed is a whole number" in state.error
+    assert len(state.told) == 1
+
+
+def test_each_wrong_field_is_named_and_the_others_count(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    wrong = replace(PLAIN, rate="0", start="soon", clips="2", temperature="0.5")
+    state = last(handlers.change(visit, wrong))
+    assert "Frames a second, or in all: --fps 0" in state.error
+    assert "From, To: 'soon' is not a time" in state.error
+    assert state.cost[0].startswith("2 clips")
+    assert visit.generation.temperature == 0.5
+
+
+def test_a_talk_that_cannot_be_opened_whole_changes_nothing(
+    handlers: Handlers, visit: Visit, folder: Path
+):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "What is shown?"))
+    saved = json.loads(handlers.save(visit, "json")[1])
+    broken = folder / "more" / "broken.mp4"
+    broken.write_bytes(b"nothing of a video")
+    saved["turns"][0]["question"], saved["sampling"]["max_clips"] = "Another?", 3
+    saved["files"].append(str(broken))
+    state = last(handlers.load(visit, json.dumps(saved)))
+    broken.unlink()
+    assert "broken.mp4" in state.error
+    assert [told.question for told in state.told] == ["What is shown?"]
+    assert [turn.question for turn in visit.turns] == ["What is shown?"]
+    assert visit.sampling == SamplingOptions()
+    saved["files"] = saved["files"][:1]
+    asking = handlers.ask(visit, "And then?")
+    next(asking)
+    assert "press Stop" in next(handlers.load(visit, json.dumps(saved))).error
+    at_rest(visit)
+    assert [turn.question for turn in visit.turns] == ["What is shown?", "And then?"]
+
+
+def test_each_turn_is_saved_with_what_it_was_made_with(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "one?", replace(PLAIN, clips="2")))
+    last(handlers.ask(visit, "two?"))
+    check = last(handlers.blind(visit)).told[-1].check
+    last(handlers.open(visit, "video1.mp4"))
+    last(handlers.ask(visit, "three?", replace(PLAIN, clips="1")))
+    last(handlers.change(visit, PLAIN))
+    text = handlers.save(visit, "md")[1]
+    assert text.startswith("# video0.mp4, video1.mp4\n")
+    bases = [line for line in text.splitlines() if line.startswith("_apollo-nano; ")]
+    assert [base.split(",")[0] for base in bases] == [
+        "_apollo-nano; video0.mp4: 2 clips",
+        "_apollo-nano; video1.mp4: 1 clip",
+    ]
+    assert text.index(bases[1]) > text.index("**two?**")
+    assert f"- blind check: {check[-1]}" in text
+    saved = handlers.save(visit, "json")[1]
+    turns = json.loads(saved)["turns"]
+    assert [Path(turn["files"][0]).name[:6] for turn in turns] == ["video0", "video0", "video1"]
+    assert [turn["sampling"]["max_clips"] for turn in turns] == [2, 2, 1]
+    assert turns[1]["check"] == list(check)
+    other = handlers.arrive("o" * 36, "another page")
+    assert last(handlers.load(other, saved)).told[1].check == check
+    assert json.loads(handlers.save(other, "json")[1])["turns"] == turns
+
+
+def test_a_question_that_fails_or_is_stopped_early_stays_in_view(
+    handlers: Handlers, visit: Visit, monkeypatch: pytest.MonkeyPatch
+):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.change(visit, replace(PLAIN, start="99:00")))
+    state = last(handlers.ask(visit, "Why <b>?"))
+    assert (state.told[-1].question, state.told[-1].is_kept) == ("Why <b>?", False)
+    html = show.told(state)
+    assert "Not answered: " in html
+    assert 'data-ask="Why &lt;b&gt;?"' in html
+    last(handlers.change(visit, PLAIN))
+    asking = handlers.ask(visit, "Stopped?")
+    next(asking)
+    handlers.stop(visit)
+    last(asking)
+    assert "Stopped; this turn is not kept" in show.told(handlers.state(visit))
+    assert visit.turns == []
+
+
+def test_subtitles_count_in_the_cost_and_are_told(handlers: Handlers, visit: Visit, folder: Path):
+    spoken = folder / "more" / "spoken.mp4"
+    shutil.copy(folder / "video0.mp4", spoken)
+    spoken.with_suffix(".srt").write_text(
+        "1\n00:00:00,000 --> 00:00:02,000\na red ball rolls in from the left\n"
+    )
+    silent = last(handlers.open(visit, str(spoken)))
+    told = last(handlers.change(visit, replace(PLAIN, subtitles=True)))
+    assert "1 line of subtitles" in told.cost
+    tokens = [int(state.cost[1].split()[0].replace(",", "")) for state in (silent, told)]
+    assert tokens[1] > tokens[0]
+    last(handlers.ask(visit, "What is said?"))
+    assert visit.answers[0].tokens.visual + visit.answers[0].tokens.text >= tokens[1]
+    assert ", 1 line of subtitles" in handlers.save(visit, "md")[1]
+    assert "no subtitles found" in last(handlers.open(visit, "video0.mp4")).cost
+
+
+def test_of_several_files_the_added_one_is_shown_and_its_tab_is_marked(
+    handlers: Handlers, visit: Visit
+):
+    first = last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.open(visit, "video1.mp4", add=True))
+    assert (state.chosen, state.opened) == (1, first.opened + 1)
+    html = show.player(state)
+    assert html.count('aria-pressed="true"') == 1
+    assert 'data-show="1" title="video1.mp4" aria-pressed="true"' in html
+    assert 'data-chosen="1"' in html
+    assert last(handlers.open(visit, "video0.mp4")).chosen == 0

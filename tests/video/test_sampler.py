@@ -68,6 +68,11 @@ def test_past_the_limit_clips_are_spaced_out_and_frames_inside_keep_their_rate()
     assert ours.describe() == "666 clips, 2.0 s seen of every 5.4 s (37%)"
 
 
+def test_a_share_that_is_small_is_never_told_as_nothing():
+    words = "2 clips, 2.0 s seen of every 1800.0 s (under 1%)"
+    assert plan(3600.0, limit=2).describe() == words
+
+
 def test_a_window_is_never_left():
     ours = plan(100.0, start_seconds=10.0, end_seconds=13.0)
     assert ours.times.min() >= 10.0
