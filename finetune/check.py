@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -97,7 +98,7 @@ def _find_model(recipe: Recipe) -> _Model:
     if source.entry is None:
         raise WeightsError(
             f"the shape of {source.name} is not known",
-            next_step=f"fetch it first: apollo models pull {source.name}",
+            next_step=f"fetch it first: apollo models pull {shlex.quote(source.name)}",
         )
     found = assumed_planner(source.entry, recipe.template)
     note = f"{source.name} is not on this machine, so tokens are estimates"

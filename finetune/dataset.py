@@ -10,11 +10,12 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.faults import Fault, count_lost
 from apollo_cli.finetune.mixture import Mixture, resolve_shares
 from apollo_cli.finetune.readers import load_samples
 from apollo_cli.finetune.sample import Kind, Sample
 from apollo_cli.finetune.stages import STAGES
+from apollo_cli.finetune.words import count
 from apollo_cli.video.opening import shown
 
 if TYPE_CHECKING:
@@ -63,8 +64,8 @@ class Dataset:
 
     @property
     def left_out(self) -> int:
-        """Number of samples that a fault costs."""
-        return sum(fault.cost == "sample" for fault in self.faults)
+        """Number of samples that faults cost."""
+        return count_lost(self.faults)
 
     def build_mixture(self, seed: int) -> Mixture:
         """The order of training.
@@ -221,7 +222,8 @@ def _stage_faults(recipe: Recipe, source: DataSource, samples: Sequence[Sample])
     faults: list[Fault] = []
     for kind, found in refused.items():
         name = "images_in_stage_2" if recipe.stage == 2 and kind != "text" else "kind_not_in_stage"
-        words = f"{len(found)} {kind} samples in stage {recipe.stage}, such as {found[0].name}"
+        number = count(len(found), f"{kind} sample")
+        words = f"{number} in stage {recipe.stage}, such as {found[0].name}"
         faults.append(Fault(name, shown(source.path.name), words))
     return faults
 

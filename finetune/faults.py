@@ -141,9 +141,14 @@ def is_serious(faults: Iterable[Fault]) -> bool:
     return any(fault.cost != "note" for fault in faults)
 
 
-class Refused(Exception):
-    """A sample that is left out; its reader catches it and reports the fault."""
+def count_lost(faults: Iterable[Fault]) -> int:
+    """Number of samples that are left out; each may have several faults."""
+    return len({fault.where for fault in faults if fault.cost == "sample"})
 
-    def __init__(self, fault: Fault) -> None:
-        self.fault = fault
-        super().__init__(fault.message)
+
+class Refused(Exception):
+    """A sample that is left out; its reader catches it and reports the faults, one at least."""
+
+    def __init__(self, *faults: Fault) -> None:
+        self.faults = faults
+        super().__init__(faults[0].message)

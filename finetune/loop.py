@@ -45,6 +45,7 @@ from apollo_cli.finetune.records import (
 from apollo_cli.finetune.steps import Loop
 from apollo_cli.finetune.stopping import Interrupts
 from apollo_cli.finetune.validation import Score, validate
+from apollo_cli.finetune.words import count
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.adapter import MANIFEST
 from apollo_cli.weights.files import read_json
@@ -239,7 +240,7 @@ def _finish(
     told = f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last" if losses else ""
     place = shlex.quote(str(_shorten(output)))
     model = shlex.quote(recipe.model)
-    say(f"done: {prepared.steps} steps, {spell_seconds(seconds)} in this run; {told}")
+    say(f"done: {count(prepared.steps, 'step')}, {spell_seconds(seconds)} in this run; {told}")
     if score.answered:
         say(_describe_score(score))
     say(f"the result is in {place}, the loss as a picture in {place}/{CURVE_NAME}")
@@ -302,7 +303,7 @@ def _spell_score(score: Score) -> dict[str, float]:
 
 
 def _describe_score(score: Score) -> str:
-    told = f"held out: {score.answered} samples, loss {score.loss:.3f}"
+    told = f"held out: {count(score.answered, 'sample')}, loss {score.loss:.3f}"
     if score.accuracy is not None:
         told += f", {score.right} of {score.judged} answers right ({score.accuracy:.0%})"
     return told + (f", {score.broken} not readable" if score.broken else "")

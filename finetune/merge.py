@@ -12,6 +12,7 @@ import torch
 from safetensors import SafetensorError, safe_open
 
 from apollo_cli.errors import UsageError, WeightsError
+from apollo_cli.finetune.words import tidy
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.adapter import Adapter
 from apollo_cli.weights.bits import stored_kind
@@ -50,7 +51,7 @@ def merge_result(
         UsageError: the output exists.
         WeightsError: result or model is missing, damaged, or they do not belong together.
     """
-    target = Path(output).expanduser().absolute()
+    target = tidy(output)
     if target.exists():
         raise UsageError(f"{target} exists", "a new folder is needed", "choose another with -o")
     located = locate_model(base or AUTO, adapter=adapter)
@@ -76,9 +77,9 @@ def merge_result(
         record = _record(located.name, located.revision, located.chain)
         (unfinished / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
         unfinished.rename(target)
-    except OSError as error:
+    except (OSError, SafetensorError) as error:
         raise WeightsError(
-            f"{target} cannot be written ({error.strerror or error})",
+            f"{target} cannot be written ({getattr(error, 'strerror', None) or error})",
             next_step="make room or choose another place with -o",
         ) from None
     finally:

@@ -17,6 +17,7 @@ from apollo_cli.finetune.estimate import (
 )
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.survey import Length
+from apollo_cli.finetune.words import count
 from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.model.config import NetworkConfig
@@ -77,4 +78,4 @@ def _spell_time(seconds: float) -> str:
     for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
         if seconds >= 2 * size:
             return f"{seconds / size:.0f} {name}"
-    return f"{max(1, round(seconds))} seconds"
+    return count(max(1, round(seconds)), "second")

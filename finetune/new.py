@@ -19,6 +19,7 @@ from apollo_cli.finetune.stages import (
     learning_rates,
 )
 from apollo_cli.finetune.values import spell
+from apollo_cli.finetune.words import describe_place, tidy
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import TOY
@@ -153,13 +154,15 @@ def write_project(
             written.
         WeightsError: the model is not known.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = tidy(folder)
     if method not in METHODS:
         raise DataError(f"--method {method}", f"allowed are {', '.join(METHODS)}")
-    sources = [Path(path).expanduser().absolute() for path in data]
+    sources = [tidy(path) for path in data]
     for source in sources:
         if not source.is_file():
-            raise DataError(f"--data {source} does not exist", "a file of samples is needed")
+            raise DataError(
+                f"--data {source} {describe_place(source)}", "a file of samples is needed"
+            )
     values, name = _llm_values(model), _model_name(model)
     plans = plans_of(schedule)
     files = [folder / plan.file for plan in plans]

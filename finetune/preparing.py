@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import hashlib
 import logging
+import shlex
 from collections import Counter
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -18,7 +19,7 @@ from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepar
 from apollo_cli.finetune.dataset import Dataset
 from apollo_cli.finetune.examples import ExampleBuilder
 from apollo_cli.finetune.facts import FACTS_NAME
-from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.faults import Fault, count_lost
 from apollo_cli.finetune.features import FeatureStore
 from apollo_cli.finetune.mixture import Mixture
 from apollo_cli.finetune.quarantine import Quarantine
@@ -26,6 +27,7 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.sample import Sample
 from apollo_cli.finetune.survey import Ruler, measure_samples, probe_files
 from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.words import count
 from apollo_cli.hardware import choose_device, import_fault, package_version
 from apollo_cli.planning import Planner, load_planner
 from apollo_cli.watching import Progress
@@ -290,12 +292,13 @@ def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
     """Tell how many samples are left out, with a line for each kind of fault."""
     costly = [fault for fault in faults if fault.cost == "sample"]
     if costly:
-        count = "1 sample is" if len(costly) == 1 else f"{len(costly)} samples are"
-        say(f"{count} left out; apollo finetune check names each")
+        lost = count_lost(costly)
+        are = "is" if lost == 1 else "are"
+        say(f"{count(lost, 'sample')} {are} left out; apollo finetune check names each")
     counts = Counter(fault.kind for fault in costly)
-    for kind, count in counts.most_common():
+    for kind, number in counts.most_common():
         first = next(fault for fault in costly if fault.kind == kind)
-        say(f"  {count} x {kind.replace('_', ' ')}, such as {first.message}")
+        say(f"  {number} x {kind.replace('_', ' ')}, such as {first.message}")
 
 
 def _check_enough(recipe: Recipe, data: Dataset, quarantine: Quarantine) -> None:
@@ -303,9 +306,9 @@ def _check_enough(recipe: Recipe, data: Dataset, quarantine: Quarantine) -> None
     broken = sum(sample in quarantine for sample in samples)
     if broken > len(samples) / 2:
         raise DataError(
-            f"{broken} of {len(samples)} samples cannot be read",
+            f"{broken} of {count(len(samples), 'sample')} cannot be read",
             "at least half of the data is needed",
-            f"apollo finetune check {recipe.path} names all faults",
+            f"apollo finetune check {shlex.quote(str(recipe.path))} names all faults",
         )
 
 

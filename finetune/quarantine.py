@@ -11,6 +11,7 @@ from typing import Any
 
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.words import count
 
 QUARANTINE_NAME = "quarantine.jsonl"
 
@@ -71,8 +72,9 @@ class Quarantine:
             self._added += 1
             self._say(f"sample {sample.name} is left out: {error.message}")
             if self._added > max(4, len(self._tried) / 2):
+                tried = count(len(self._tried), "sample")
                 raise DataError(
-                    f"{self._added} of the first {len(self._tried)} samples cannot be read; "
+                    f"{self._added} of the first {tried} cannot be read; "
                     f"the last one: {error.message}",
                     "at least half of the data is needed",
                     f"apollo finetune check names all faults; {self.path} lists these samples",

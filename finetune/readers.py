@@ -19,6 +19,7 @@ from apollo_cli.finetune.conversations import KNOWN_FIELDS, Entry, build_sample
 from apollo_cli.finetune.faults import Fault, Refused
 from apollo_cli.finetune.media import MediaFolder, shorten
 from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.words import describe_place
 from apollo_cli.video.opening import shown
 
 if TYPE_CHECKING:
@@ -55,21 +56,22 @@ def load_samples(source: DataSource, label: str = "") -> tuple[list[Sample], lis
             faults.append(item)
             continue
         for field in item.fields.keys() - KNOWN_FIELDS:
-            where, count = unused.get(field, (item.where, 0))
-            unused[field] = where, count + 1
+            where, number = unused.get(field, (item.where, 0))
+            unused[field] = where, number + 1
         notes: list[Fault] = []
         try:
             sample = build_sample(item, media, notes)
         except Refused as refused:
-            faults.append(refused.fault)
+            faults += refused.faults
             continue
         faults += notes
         samples.append(sample)
         first = seen.setdefault(_digest(sample), sample.name)
         if first is not sample.name:
             faults.append(Fault("duplicate", item.where, f"the same as {first}"))
-    for field, (where, count) in unused.items():
-        faults.append(Fault("unknown_field", where, f'"{shorten(field, 60)}" in {count} entries'))
+    for field, (where, number) in unused.items():
+        entries = "1 entry" if number == 1 else f"{number} entries"
+        faults.append(Fault("unknown_field", where, f'"{shorten(field, 60)}" in {entries}'))
     if not samples and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", name, "nothing in it can be trained on"))
     return samples, faults
@@ -85,7 +87,7 @@ def _entries(source: DataSource, name: str) -> Iterator[Entry | Fault]:
     path = source.path
     try:
         if not stat.S_ISREG(path.stat().st_mode):
-            yield Fault("unreadable_file", name, "is a folder, pipe or device")
+            yield Fault("unreadable_file", name, describe_place(path))
             return
         with path.open("rb") as file:
             head = file.read(_HEAD_BYTES)

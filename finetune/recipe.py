@@ -14,6 +14,7 @@ from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.stages import STAGES, Method, Part, StageName
 from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, Check, spell
+from apollo_cli.finetune.words import count, describe_place, tidy
 from apollo_cli.weights.adapter import MANIFEST
 from apollo_cli.weights.registry import known_models, resolve
 
@@ -145,14 +146,13 @@ def load_recipe(path: Path | str, *, check_files: bool = True) -> Recipe:
     Raises:
         DataError: it cannot be read, or has faults; all of them are listed.
     """
-    path = Path(path).expanduser().absolute()
+    path = tidy(path)
     values, faults = _checked(_parse(path), path.parent)
     if check_files:
         faults += _file_faults(values)
     faults += _rule_faults(values)
     if faults:
-        count = "1 fault" if len(faults) == 1 else f"{len(faults)} faults"
-        raise DataError(f"{path} has {count}", faults=faults)
+        raise DataError(f"{path} has {count(len(faults), 'fault')}", faults=faults)
     return Recipe(path=path, **values)
 
 
@@ -160,7 +160,7 @@ def _parse(path: Path) -> dict[str, Any]:
     try:
         if not path.is_file():
             raise DataError(
-                f"recipe {path} does not exist" if not path.exists() else f"{path} is not a file",
+                f"recipe {path} {describe_place(path)}",
                 next_step="apollo finetune new FOLDER --data FILE writes one",
             )
         if path.stat().st_size > _LARGEST_FILE:
@@ -226,7 +226,7 @@ def _check_keys(
 
 
 def _at(folder: Path, text: str) -> Path:
-    return Path(folder, Path(text).expanduser()).absolute()
+    return tidy(folder / Path(text).expanduser())
 
 
 def _build_source(row: dict[str, Any], folder: Path) -> DataSource:
@@ -250,9 +250,10 @@ def _file_faults(values: dict[str, Any]) -> Iterator[str]:
     for name in _TABLES:
         for source in values.get(name, ()):
             if not source.path.is_file():
-                yield f"{name}: {source.path} does not exist"
+                yield f"{name}: {source.path} {describe_place(source.path)}; name a file"
             if source.media is not None and not source.media.is_dir():
-                yield f"{name}: media folder {source.media} does not exist"
+                place = describe_place(source.media)
+                yield f"{name}: media folder {source.media} {place}; name a folder"
     for adapter in values.get("adapters", ()):
         if not (adapter / MANIFEST).is_file():
             yield f"adapters: {adapter} holds no result; run the recipe that writes it first"

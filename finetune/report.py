@@ -10,11 +10,12 @@ import click
 import numpy as np
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.faults import Cost, Fault
+from apollo_cli.finetune.faults import Cost, Fault, count_lost
 from apollo_cli.finetune.preview import Piece, Preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.sample import Kind
 from apollo_cli.finetune.survey import Length
+from apollo_cli.finetune.words import count
 from apollo_cli.video.opening import shown
 
 _COSTS: dict[Cost, str] = {
@@ -108,13 +109,17 @@ class CheckReport:
 
     def error(self) -> DataError | None:
         """The error of a recipe that loses samples or cannot run; None where all is well."""
-        counts = {cost: sum(map(len, kinds.values())) for cost, kinds in self.groups().items()}
-        lost, stopping = counts["sample"], counts["run"]
+        lost = count_lost(self.faults)
+        stopping = sum(fault.cost == "run" for fault in self.faults)
         if not lost and not stopping:
             return None
-        words = [f"{_count(stopping, 'fault')} that stop it"] if stopping else []
-        words += [f"{_count(lost, 'sample')} that would be left out"] if lost else []
-        next_step = "repair them" if stopping else "repair them, or run without these samples"
+        stop = "stops" if stopping == 1 else "stop"
+        words = [f"{count(stopping, 'fault')} that {stop} it"] if stopping else []
+        words += [f"{count(lost, 'sample')} that would be left out"] if lost else []
+        many = stopping + lost > 1
+        next_step = f"repair {'them' if many else 'it'}"
+        if not stopping:
+            next_step += f", or run without {'these samples' if many else 'this sample'}"
         return DataError(f"{self.recipe.path} has {' and '.join(words)}", next_step=next_step)
 
     def describe(self, examples: int = _EXAMPLES, color: bool = False) -> str:
@@ -164,10 +169,10 @@ class CheckReport:
             f"{' and '.join(recipe.train)} of {shown(recipe.model)}"
         )
         rows = [
-            (source.name, f"{_count(source.samples, 'sample')}, {source.share:.0%} of the mixture")
+            (source.name, f"{count(source.samples, 'sample')}, {source.share:.0%} of the mixture")
             for source in self.sources
         ]
-        rows.append(("held out", _count(self.held_out, "sample")))
+        rows.append(("held out", count(self.held_out, "sample")))
         kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items())
         rows.append(("kinds", kinds))
         if self.lengths:
@@ -180,7 +185,7 @@ class CheckReport:
                 )
             )
             rows.append(("trained", f"{each.trained:.0f} tokens a sample on average"))
-        rows.append(("steps", f"{self.steps} of {_count(recipe.batch_size, 'sample')}"))
+        rows.append(("steps", f"{self.steps}, of {count(recipe.batch_size, 'sample')} each"))
         rows += self.estimate
         rows += [("assumed", text) for text in self.assumed]
         width = max(len(name) for name, _ in rows)
@@ -204,7 +209,7 @@ def _shortened(pieces: Sequence[Piece]) -> list[Piece]:
         return list(pieces)
     return [
         *pieces[:4],
-        Piece(f"\n... {_count(clips, 'more clip')} ...", "given"),
+        Piece(f"\n... {count(clips, 'more clip')} ...", "given"),
         *pieces[last - 1 :],
     ]
 
@@ -226,7 +231,3 @@ def _group(kind: str, faults: Sequence[Fault], examples: int) -> Iterator[str]:
         yield f"    {fault.where}: {fault.received}{tail}"
     if len(faults) > examples:
         yield f"    and {len(faults) - examples} more"
-
-
-def _count(number: int, what: str) -> str:
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"

@@ -12,6 +12,9 @@ from apollo_cli.finetune.stages import METHODS, PARTS, STAGES
 # Turns a value of the file into one of the recipe, or raises ValueError with what is allowed.
 Check = Callable[[Any], Any]
 
+# A run of a step a millisecond would take twelve days.
+MOST_STEPS = 1_000_000_000
+
 
 def _text(value: Any) -> str:
     if not isinstance(value, str) or not value.strip() or "\0" in value:
@@ -38,7 +41,9 @@ def _one_of(*allowed: Any) -> Check:
 def _whole(low: int, high: int = 2**63 - 1) -> Check:
     def check(value: Any) -> int:
         if isinstance(value, bool) or not isinstance(value, int) or not low <= value <= high:
-            upper = "" if high == 2**63 - 1 else f" to {high:,}"
+            # The largest number that fits is told only to who is beyond it.
+            is_beyond = isinstance(value, int) and value > high
+            upper = f" to {high:,}" if is_beyond or high < 2**63 - 1 else ""
             raise ValueError(f"allowed is a whole number from {low}{upper}")
         return value
 
@@ -92,7 +97,7 @@ CHECKS: dict[str, Check] = {
     "clip_norm": _number(0, 1e6, above=True),
     "warmup_share": _number(0, 0.9),
     "epochs": _number(0, 10_000, above=True),
-    "steps": _whole(1),
+    "steps": _whole(1, MOST_STEPS),
     "batch_size": _whole(1, 65_536),
     "micro_batch_size": _whole(1, 65_536),
     "gradient_checkpointing": _flag,

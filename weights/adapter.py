@@ -13,6 +13,8 @@ Reading it here is free of torch; ``weights.overlay`` puts it on a network.
 from __future__ import annotations
 
 import hashlib
+import os
+import shlex
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
@@ -133,10 +135,11 @@ def read_adapter(folder: Path | str) -> Adapter:
     Raises:
         WeightsError: it is no result, or is damaged.
     """
-    folder = Path(folder).expanduser().absolute()
+    folder = Path(os.path.abspath(Path(folder).expanduser()))
     place = folder / MANIFEST
     if not place.is_file():
-        what = f"holds no {MANIFEST}" if folder.is_dir() else "does not exist"
+        missing = "is a file" if folder.exists() else "does not exist"
+        what = f"holds no {MANIFEST}" if folder.is_dir() else missing
         raise WeightsError(
             f"adapter {folder} {what}",
             "the folder of a finished training run is needed",
@@ -318,7 +321,8 @@ def check_base(chain: Sequence[Adapter], checkpoint: Checkpoint) -> None:
         wanted = adapter.identity
         # Either may be the copy in fewer bits, whose language model is compared by the rest of it.
         compared = {*found, *wanted} - ({LLM} if LLM not in found or LLM not in wanted else set())
-        different = sorted(part for part in compared if found.get(part) != wanted.get(part))
+        parts = {part for part in compared if found.get(part) != wanted.get(part)}
+        different = sorted({LLM if part == KEPT else part for part in parts})
         if different:
             named = adapter.base_name
             named += f"@{adapter.base_revision}" if adapter.base_revision else ""
@@ -326,7 +330,7 @@ def check_base(chain: Sequence[Adapter], checkpoint: Checkpoint) -> None:
                 f"adapter {adapter.folder} was trained from {named}; {checkpoint.root} differs in "
                 f"{name_some(different)}",
                 "allowed is the model that it was trained from, under any name",
-                f"use --model {named}",
+                f"use --model {shlex.quote(named)}",
             )
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import os
+import shlex
 import sys
 from dataclasses import replace
 from pathlib import Path
@@ -14,6 +15,7 @@ import click
 from apollo_cli.commands.output import progress, say, say_note, write_json
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.stages import METHODS, SCHEDULES
+from apollo_cli.finetune.values import MOST_STEPS
 
 
 @click.group()
@@ -46,7 +48,7 @@ def new_command(folder: Path, data: tuple[Path, ...], **flags: Any) -> None:
     files = write_project(folder, data, **flags)
     for path in files:
         click.echo(path)
-    say_note(f"next: apollo finetune check {folder / files[0].name}")
+    say(f"note: next: apollo finetune check {shlex.quote(str(folder / files[0].name))}")
 
 
 @finetune.command("check")
@@ -75,7 +77,9 @@ def check_command(recipe: Path, as_json: bool) -> None:
 @finetune.command("run")
 @click.argument("recipes", nargs=-1, required=True, type=Path, metavar="RECIPE...")
 @click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
-@click.option("--steps", type=click.IntRange(min=1), help="Length of a run, over the recipe's.")
+@click.option(
+    "--steps", type=click.IntRange(1, MOST_STEPS), help="Length of a run, over the recipe's."
+)
 def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> None:
     """Train as a recipe says; the same command again goes on where it stopped.
 

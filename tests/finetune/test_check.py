@@ -89,7 +89,7 @@ def test_good_data_has_no_fault_and_tells_what_is_learned(folder: Path) -> None:
     assert "[[ a grid<|endoftext|>]]" in text
     assert "<8 visual tokens>" in text
     assert "0.0-1.5 seconds" in text
-    assert "40 of 8 samples" in text
+    assert "40, of 8 samples each" in text
     assert "\x1b" not in text
     assert "\x1b" in report.describe(color=True)
 

@@ -158,3 +158,17 @@ def test_the_length_of_a_run_follows_samples_and_batch(tmp_path: Path):
     assert recipe.total_steps(10) == 4
     assert recipe.total_steps(1) == 1
     assert replace(recipe, steps=7).total_steps(10) == 7
+
+
+def test_a_folder_in_place_of_a_file_is_not_called_missing(tmp_path: Path):
+    (tmp_path / "videos").write_text("")
+    data = '[[data]]\npath = "../a"\nmedia = "videos"\n[[data]]\npath = "/dev/zero"'
+    (tmp_path / "a").mkdir()
+    told = faults(tmp_path / "a", GOOD, data)
+    assert f"data: {tmp_path / 'a'} is a folder; name a file" in told
+    assert "data: /dev/zero is a device or socket; name a file" in told
+
+
+def test_too_many_steps_are_told_with_the_limit(tmp_path: Path):
+    told = faults(tmp_path, GOOD | {"steps": 10**30})
+    assert told[0].endswith("allowed is a whole number from 1 to 1,000,000,000")

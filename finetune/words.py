@@ -1,0 +1,38 @@
+"""How counts, places and commands stand in a sentence."""
+
+from __future__ import annotations
+
+import os
+import stat
+from pathlib import Path
+
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+}
+
+
+def count(number: int, what: str) -> str:
+    """Such as ``1 sample`` and ``2 samples``.
+
+    Args:
+        what: one of them, as a word or words that take an s.
+    """
+    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def tidy(path: Path | str) -> Path:
+    """A path from the root on, without steps up and down; links in it are not followed."""
+    return Path(os.path.abspath(Path(path).expanduser()))
+
+
+def describe_place(path: Path) -> str:
+    """What is at a path, such as ``is a folder`` or ``does not exist``."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror or error})"
+    return f"is {_KINDS.get(kind, 'a device or socket')}"
