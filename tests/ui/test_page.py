@@ -224,6 +224,54 @@ def test_a_reload_finds_the_talk_again_and_a_second_tab_begins_its_own(
     assert second.locator("#told .turn").count() == 1
 
 
+def test_a_duplicated_tab_begins_its_own_talk_and_each_finds_its_own_after_a_reload(
+    page: Page, context: BrowserContext, served: tuple[str, Site]
+):
+    open_file(page, "video0.mp4")
+    ask(page, "What is shown?")
+    stored = page.evaluate("JSON.stringify(sessionStorage)")
+    copy = context.new_page()
+    # As a browser does it: the storage comes along, once.
+    copy.add_init_script(f"if (!sessionStorage.length) Object.assign(sessionStorage, {stored});")
+    copy.goto(served[0])
+    expect(copy.locator("#player .empty")).to_be_visible()
+    open_file(copy, "long.mp4")
+    ask(page, "And then?")
+    assert page.locator("#told .turn").count() == 2
+    copy.reload()
+    expect(copy.locator("#plan b")).to_have_text("long.mp4")
+    page.reload()
+    expect(page.locator("#told .turn")).to_have_count(2)
+
+
+def test_the_added_file_is_shown_and_tabs_say_which_one_is(page: Page):
+    open_file(page, "video0.mp4")
+    page.fill("#path input", "long.mp4")
+    page.click("#add")
+    pressed = page.locator('.tabs [aria-pressed="true"]')
+    expect(pressed).to_have_text("long.mp4")
+    expect(page.locator('.file[aria-label="long.mp4"]')).to_be_visible()
+    page.locator(".tabs button").first.click()
+    expect(pressed).to_have_text("video0.mp4")
+    expect(page.locator('.file[aria-label="long.mp4"]')).to_be_hidden()
+    ask(page, "What is shown?")
+    expect(pressed).to_have_text("video0.mp4")
+
+
+def test_a_setting_that_was_just_typed_counts_for_the_question(page: Page):
+    open_file(page, "long.mp4")
+    page.click("#settings button.label-wrap")
+    page.get_by_label("Most clips").fill("3")
+    page.locator("#question textarea").evaluate("field => field.focus()")
+    ask(page, "What is shown?")
+    expect(page.locator(".plan")).to_contain_text("3 clips")
+    expect(page.locator(".strip-clips")).to_have_attribute("d", re.compile(r"^(M[^M]+){3}$"))
+    expect(page.locator("#blind")).to_be_visible()
+    page.get_by_label("Most clips").fill("4")
+    page.get_by_label("Most clips").press("Enter")
+    expect(page.locator("#blind")).to_be_hidden()
+
+
 def test_a_reload_in_the_middle_of_an_answer_goes_on_with_it(
     page: Page, served: tuple[str, Site], monkeypatch: pytest.MonkeyPatch
 ):
