@@ -24,6 +24,11 @@ _QUIET: dict[str, Any] = {
 # How often the event that holds the stream of a page open looks whether the page is still there.
 _BEAT_SECONDS = 5.0
 
+_GONE = (
+    "the talk of before is not here any more: the server was started again, or the talk had ended; "
+    "open the video once more"
+)
+
 _VIEWS: dict[str, Callable[[State], str]] = {
     "model": show.model_line,
     "player": show.player,
@@ -72,9 +77,14 @@ def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
 def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     everything = [*outputs, *parts.settings]
 
-    async def arrive(browser_key: str, request: gr.Request) -> AsyncIterator[list[Any]]:
+    async def arrive(
+        browser_key: str, had_talk: str, request: gr.Request
+    ) -> AsyncIterator[list[Any]]:
         session = request.session_hash or ""
+        is_known = browser_key in handlers.desk.visits
         visit = await run_in_threadpool(handlers.arrive, browser_key or "", session)
+        if had_talk and not is_known:
+            visit.notice = _GONE
         rows = _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
         async for row in iterate_in_threadpool(rows):
             yield row
@@ -87,12 +97,17 @@ def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list
     def leave(request: gr.Request) -> None:
         handlers.desk.leave(request.session_hash or "")
 
-    page.load(arrive, parts.browser_key, everything, js="() => [apolloPage.key()]", **_QUIET)
+    asked = [parts.browser_key, parts.scratch]
+    page.load(arrive, asked, everything, js="() => apolloPage.arrive()", **_QUIET)
     page.unload(leave)
 
 
 def _wire_questions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def ask(key: str, question: str, *values: Any) -> Iterator[list[Any]]:
+        if not key:
+            # The server was started again, and the page is about to notice.
+            yield _still([*outputs, parts.question])
+            return
         visit = handlers.back(key)
         states = handlers.ask(visit, question, Settings(*values))
         for number, row in enumerate(_fill(visit.key, states)):

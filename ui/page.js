@@ -36,6 +36,8 @@
       const middle = (low + high) >> 1;
       if (bar.edges[middle][0] <= seconds) low = middle + 1; else high = middle;
     }
+    // At the very end stands what came last.
+    seconds = Math.min(seconds, Number(bar.getAttribute("aria-valuemax")) - 0.1);
     return low > 0 && seconds < Math.max(bar.edges[low - 1][1], bar.edges[low - 1][0] + 0.05);
   }
 
@@ -126,6 +128,29 @@
     event.preventDefault();
   });
 
+  // Words of the page itself, above the player; the next file takes them away.
+  function tell(text) {
+    document.querySelector("#told-here")?.remove();
+    if (!text) return;
+    const line = document.createElement("p");
+    line.id = "told-here";
+    line.className = "alert";
+    line.setAttribute("role", "alert");
+    line.textContent = text;
+    document.querySelector("#open-row").after(line);
+  }
+  document.addEventListener("change", (event) => {
+    const field = event.target;
+    if (field.type !== "file" || !field.closest("#open-row")) return;
+    const most = Number(document.querySelector("[data-most-bytes]").dataset.mostBytes);
+    const large = [...field.files].find((file) => file.size > most);
+    tell(large && `${large.name} has ${Math.ceil(large.size / 1e6).toLocaleString("en")} MB; allowed are ` +
+      `${Math.floor(most / 1e6).toLocaleString("en")} MB; open it by its path, where it lies`);
+    if (!large) return;
+    event.stopImmediatePropagation();
+    field.value = "";
+  }, true);
+
   // A file that is dropped anywhere goes the way of the upload button.
   const carries = (event) => [...(event.dataTransfer?.types || [])].includes("Files");
   for (const name of ["dragover", "drop"]) {
@@ -139,6 +164,13 @@
     });
   }
 
+  // A reload keeps what was typed; the page is also loaded anew when the server was started again.
+  const question = () => document.querySelector("#question textarea");
+  addEventListener("pagehide", () => {
+    sessionStorage.setItem("apollo-question", question()?.value || "");
+    sessionStorage.setItem("apollo-had", document.querySelector(".turn, .file") ? window.apolloPage.key() : "");
+  });
+
   // The talk stays at its end while it grows, unless the reader has scrolled up.
   function keepAtEnd(box) {
     let atEnd = true;
@@ -150,8 +182,10 @@
   }
   const arrival = new MutationObserver(() => {
     const box = document.querySelector("#talk"), player = document.querySelector("#player");
-    if (!box || !player) return;
+    if (!box || !player || !question()) return;
     arrival.disconnect();
+    const typed = sessionStorage.getItem("apollo-question");
+    if (typed && !question().value) type("#question", typed);
     keepAtEnd(box);
     new MutationObserver(refollow)
       .observe(player, {childList: true, subtree: true, attributeFilter: ["data-clips", "data-seen"]});
@@ -171,6 +205,11 @@
   });
 
   window.apolloPage = {
+    // Which talk this is, and whether there was anything in it.
+    arrive() {
+      const key = this.key();
+      return [key, sessionStorage.getItem("apollo-had") === key ? "yes" : ""];
+    },
     // Names the talk of this tab; it outlives a reload, and another tab has its own.
     key() {
       let key = sessionStorage.getItem("apollo-key");

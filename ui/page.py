@@ -61,7 +61,7 @@ def _lay_out(defaults: UiDefaults) -> Parts:
         "scratch": gr.Textbox(visible=False),
     }
     with gr.Row(elem_id="top"):
-        top = _lay_out_top(views)
+        top = _lay_out_top(views, defaults)
     with gr.Row(elem_id="body"):
         with gr.Column(elem_id="watch"):
             watch = _lay_out_watch(views, defaults)
@@ -74,8 +74,8 @@ def _html(name: str, value: str = "", **more: Any) -> gr.HTML:
     return gr.HTML(value, elem_id=name, apply_default_css=False, **more)
 
 
-def _lay_out_top(views: dict[str, gr.HTML]) -> dict[str, Any]:
-    _html("brand", "<h1>apollo</h1>")
+def _lay_out_top(views: dict[str, gr.HTML], defaults: UiDefaults) -> dict[str, Any]:
+    _html("brand", f'<h1 data-most-bytes="{defaults.max_upload_bytes}">apollo</h1>')
     views["model"] = _html("model")
     with gr.Row(elem_id="menu"):
         fresh = gr.Button("New talk", size="sm")

@@ -122,7 +122,7 @@ def _buttons(marks: tuple[Mark, ...], end: float) -> str:
         return ""
     buttons = "".join(
         f'<button type="button" class="strip-mark" data-seek="{mark.seconds:g}" '
-        f'style="left:{mark.seconds / end:.3%}" title="{escape(mark.label, quote=True)}" '
+        f'style="--place:{mark.seconds / end:.3%}" title="{escape(mark.label, quote=True)}" '
         f'aria-label="Go to {escape(mark.label, quote=True)}"></button>'
         for mark in inside
     )
