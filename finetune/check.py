@@ -7,17 +7,19 @@ from collections.abc import Collection, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from apollo_cli.errors import WeightsError
+from apollo_cli.errors import DeviceError, WeightsError
 from apollo_cli.finetune.dataset import Dataset, load_dataset
 from apollo_cli.finetune.facts import FACTS_NAME, FileFacts
 from apollo_cli.finetune.faults import Fault
-from apollo_cli.finetune.needs import describe_needs
+from apollo_cli.finetune.needs import choose_hardware, describe_needs
 from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
 from apollo_cli.finetune.sample import KINDS, Kind, Sample
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.survey import Ruler, measure_samples, probe_files
+from apollo_cli.finetune.survey import Length, Ruler, measure_samples, probe_files
+from apollo_cli.finetune.words import write_obstacle
+from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.opening import shown
 from apollo_cli.watching import Progress, no_progress
@@ -52,11 +54,12 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     files = probe_files(
         samples, cache=recipe.output / FACTS_NAME, readers=recipe.readers, on_progress=on_progress
     )
+    hardware, machine = _look_at_machine(recipe)
     try:
         model = _find_model(recipe)
     except WeightsError as error:
         unknown = Fault("unknown_model", shown(recipe.path.name), error.message)
-        return _report(recipe, dataset, [*dataset.faults, unknown])
+        return _report(recipe, dataset, [*dataset.faults, unknown, *machine])
     ruler = Ruler(model.planner, recipe.sampling, recipe.max_tokens)
     lengths, found = measure_samples(samples, files, ruler, on_progress)
     measured = {
@@ -65,7 +68,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         if length is not None
     }
     dataset = dataset.settle(measured)
-    faults = [*dataset.faults, *found]
+    faults = [*dataset.faults, *found, *machine]
     dataset = _without_broken(dataset, measured)
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "no sample can be trained on"))
@@ -79,10 +82,42 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     return replace(
         report,
         lengths=LengthFacts.of(kept, allowed),
-        estimate=tuple(describe_needs(recipe, model.planner.config, kept, report.steps)),
+        estimate=_needs(recipe, model, kept, report.steps, hardware),
         assumed=model.assumed,
         previews=_previews(dataset.samples, files, ruler) if model.is_here else (),
     )
+
+
+def _look_at_machine(recipe: Recipe) -> tuple[HardwareChoice | None, list[Fault]]:
+    """What the run would train on, and what of device and output is not there."""
+    faults: list[Fault] = []
+    reason = write_obstacle(recipe.output)
+    if reason:
+        words = f"output {shown(recipe.output)} cannot be written ({reason})"
+        faults.append(Fault("output_not_writable", shown(recipe.path.name), words))
+    try:
+        return choose_hardware(recipe), faults
+    except DeviceError as error:
+        fault = Fault(
+            "device_not_there",
+            shown(recipe.path.name),
+            error.received,
+            error.allowed,
+            error.next_step,
+        )
+        return None, [*faults, fault]
+
+
+def _needs(
+    recipe: Recipe,
+    model: _Model,
+    lengths: Sequence[Length],
+    steps: int,
+    hardware: HardwareChoice | None,
+) -> tuple[tuple[str, str], ...]:
+    if hardware is None:
+        return ()
+    return tuple(describe_needs(recipe, model.planner.config, lengths, steps, hardware))
 
 
 def _find_model(recipe: Recipe) -> _Model:

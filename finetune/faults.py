@@ -88,6 +88,12 @@ KINDS: dict[str, FaultKind] = {
     ),
     # The mixture and the recipe.
     "unknown_model": FaultKind("run"),
+    "output_not_writable": FaultKind(
+        "run", "a folder that can be written", "choose another output in the recipe"
+    ),
+    "device_not_there": FaultKind(
+        "run", "a device of this machine", 'set device = "cpu" in the recipe, or leave it out'
+    ),
     "images_in_stage_2": FaultKind(
         "run",
         "encoders are trained on video only (paper, finding 9)",

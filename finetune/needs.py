@@ -27,22 +27,37 @@ _SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}
 _TRIES = 3
 
 
+def choose_hardware(recipe: Recipe) -> HardwareChoice:
+    """Device and dtype of a recipe.
+
+    Raises:
+        DeviceError: the device is not there, or has no such dtype; the remedy is one of a recipe.
+    """
+    try:
+        return choose_device(recipe.device, recipe.dtype)
+    except DeviceError as error:
+        key = "dtype" if error.received.startswith("dtype") else "device"
+        value = "float32" if key == "dtype" else "cpu"
+        remedy = f'set {key} = "{value}" in the recipe, or leave {key} out'
+        raise DeviceError(error.received, error.allowed, remedy) from None
+
+
 def describe_needs(
-    recipe: Recipe, config: NetworkConfig, lengths: Sequence[Length], steps: int
+    recipe: Recipe,
+    config: NetworkConfig,
+    lengths: Sequence[Length],
+    steps: int,
+    hardware: HardwareChoice,
 ) -> Iterator[tuple[str, str]]:
     """Names and words for a report.
 
     Args:
         recipe: of the run. config: of its model.
         lengths: of its samples, of which there is at least one. steps: of the whole run.
+        hardware: that it runs on.
     """
     sizes = np.array([(each.tokens, each.trained, each.clips) for each in lengths])
     longest, mean = (SampleSize(*map(int, row)) for row in (sizes.max(0), np.ceil(sizes.mean(0))))
-    try:
-        hardware = choose_device(recipe.device, recipe.dtype)
-    except DeviceError as error:
-        yield "device", error.message
-        return
     kind = hardware.device.partition(":")[0]
     dtype = "float32" if hardware.dtype == "float16" else hardware.dtype
     run = Run(config, kind, dtype, fused=hardware.attention == FLASH)

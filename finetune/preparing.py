@@ -22,13 +22,14 @@ from apollo_cli.finetune.facts import FACTS_NAME
 from apollo_cli.finetune.faults import Fault, count_lost
 from apollo_cli.finetune.features import FeatureStore
 from apollo_cli.finetune.mixture import Mixture
+from apollo_cli.finetune.needs import choose_hardware
 from apollo_cli.finetune.quarantine import Quarantine
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.sample import Sample
 from apollo_cli.finetune.survey import Ruler, measure_samples, probe_files
 from apollo_cli.finetune.trainee import Trainee
 from apollo_cli.finetune.words import count
-from apollo_cli.hardware import choose_device, import_fault, package_version
+from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.planning import Planner, load_planner
 from apollo_cli.watching import Progress
 from apollo_cli.weights.adapter import base_identity, resolve_chain
@@ -111,7 +112,7 @@ def start_team(recipe: Recipe) -> tuple[Accelerator, str]:
             raise DataError(f"training: {fault}", "", EXTRA)
     from accelerate import Accelerator
 
-    device = choose_device(recipe.device, recipe.dtype).device
+    device = choose_hardware(recipe).device
     team = Accelerator(cpu=device == "cpu")
     if team.num_processes > 1 and device != "cpu":
         device = f"cuda:{team.local_process_index}"

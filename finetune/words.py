@@ -1,9 +1,10 @@
-"""How counts, places and commands stand in a sentence."""
+"""How counts and places stand in a sentence."""
 
 from __future__ import annotations
 
 import os
 import stat
+import tempfile
 from pathlib import Path
 
 _KINDS = {
@@ -36,3 +37,15 @@ def describe_place(path: Path) -> str:
     except OSError as error:
         return f"cannot be looked at ({error.strerror or error})"
     return f"is {_KINDS.get(kind, 'a device or socket')}"
+
+
+def write_obstacle(folder: Path) -> str:
+    """Why a folder cannot be made or written to; empty where it can. Nothing is left there."""
+    place = folder
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".apollo-", dir=place):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -23,8 +24,12 @@ STAGES = {
 
 
 def say(text: str) -> None:
-    """Write a line for the person, on stderr."""
-    click.echo(text, err=True)
+    """Write a line for the person, on stderr; work goes on where nobody reads it any more."""
+    try:
+        click.echo(text, err=True)
+    except BrokenPipeError:
+        # What was not written stays in the buffer, and would fail again with the next line.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
 
 def write_json(value: Any) -> None:

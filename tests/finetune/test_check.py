@@ -9,6 +9,7 @@ from shutil import copy
 from typing import Any
 
 import pytest
+import torch
 
 from apollo_cli.finetune.check import check_recipe
 from apollo_cli.finetune.dataset import hold_out, load_dataset
@@ -264,3 +265,28 @@ def test_a_held_out_sample_that_is_trained_on_is_told(folder: Path) -> None:
     check(folder, data)
     path.write_text(path.read_text() + f"\n[[validation]]\npath = {json.dumps(str(data))}\n")
     assert kinds(check_recipe(load_recipe(path))).count("held_out_twice") == 2
+
+
+@pytest.mark.parametrize("output", ["/proc/x", "bees.jsonl/out", "dangling/out"])
+def test_an_output_that_cannot_be_written_is_a_fault(folder: Path, output: str) -> None:
+    (folder / "dangling").symlink_to(folder / "nowhere")
+    data = write_data(folder, entry("a?"), entry("b?", video="gone.mp4"))
+    report = check(folder, data, output=output, validation_share=0.0)
+    assert {"output_not_writable", "missing_file"} <= set(kinds(report))
+    assert report.error() is not None
+
+
+def test_looking_at_the_output_leaves_nothing_there(folder: Path) -> None:
+    report = check(folder, write_data(folder, entry("a?")), validation_share=0.0)
+    assert "output_not_writable" not in kinds(report)
+    assert not (folder / "out").exists()
+
+
+@pytest.mark.skipif(torch.cuda.is_available(), reason="the device is there")
+def test_a_device_that_is_not_there_is_a_fault_with_the_line_to_write(folder: Path) -> None:
+    report = check(folder, write_data(folder, entry("a?")), device="cuda", validation_share=0.0)
+    (fault,) = [fault for fault in report.faults if fault.kind == "device_not_there"]
+    assert 'set device = "cpu" in the recipe' in fault.message
+    assert "--device" not in fault.message
+    assert fault.message.count("device cuda") == 1
+    assert report.error() is not None
