@@ -7,13 +7,15 @@ import json
 import sys
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from apollo_cli import engine
 from apollo_cli.cli import main
 from apollo_cli.config import GenerationOptions
-from apollo_cli.conversation import Conversation, last_talk
+from apollo_cli.conversation import Conversation, last_talk, read_talk
+from apollo_cli.errors import UsageError
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -92,6 +94,25 @@ def test_a_talk_is_saved_as_markdown_or_json(say: Say, tmp_path: Path):
     assert "**one?**" in (tmp_path / "a talk.md").read_text()
     assert len(json.loads((tmp_path / "talk.json").read_text())["turns"]) == 1
     assert json.loads(last_talk().read_text())["turns"] == []
+
+
+def test_each_turn_is_kept_with_what_its_answer_rests_on(say: Say, tmp_path: Path):
+    say("one?", f"/video {OTHER}", "/from 0:10 0:20", "two?", f"/save {tmp_path / 'talk.md'}")
+    turns = json.loads(last_talk().read_text())["turns"]
+    assert [turn["files"] for turn in turns] == [[CLIP], [OTHER]]
+    assert [turn["sampling"]["start_seconds"] for turn in turns] == [0, 10]
+    text = (tmp_path / "talk.md").read_text()
+    assert text.index("cfr30.mp4: ") < text.index("**one?**") < text.index("one_key_60s.mp4: 5 ")
+
+
+def test_a_talk_that_was_saved_without_its_basis_is_gone_on_with():
+    turn = {"question": "one?", "answer": "Red."}
+    saved: dict[str, Any] = {"files": [], "sampling": {}, "turns": [turn]}
+    (kept,) = read_talk(json.dumps(saved), "it").turns
+    assert (kept.question, kept.answer, kept.files, kept.basis) == ("one?", "Red.", (), "")
+    for broken in (["x"], [[]], [{**turn, "sampling": 3}], [{**turn, "files": None}], 5):
+        with pytest.raises(UsageError, match="not a saved talk"):
+            read_talk(json.dumps({**saved, "turns": broken}), "it")
 
 
 def test_the_last_question_is_checked_blindly(say: Say):
