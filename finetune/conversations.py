@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import re
 from collections import Counter
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
-from typing import Any, Literal, NoReturn
+from pathlib import Path
+from typing import Any, Literal, NoReturn, TypeVar
 
 from apollo_cli.finetune.faults import Fault, Refused
 from apollo_cli.finetune.media import MediaFolder, shorten
 from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.finetune.words import count
 from apollo_cli.model.prompt import Turn
 
 _TAG = re.compile(r"[ \t\r\n]*<(video|image)>[ \t\r\n]*")
@@ -35,6 +38,7 @@ _LATEST_SECONDS = 31_536_000
 _SURROGATE = re.compile("[\ud800-\udfff]")
 
 VisualKind = Literal["video", "image"]
+_Read = TypeVar("_Read")
 
 
 @dataclass(frozen=True)
@@ -51,6 +55,7 @@ class _Talk:
 
     Attributes:
         tags: kind and turn of each tag, in order. inline: files that stand inside messages.
+        faults: that cost the sample. is_whole: whether all messages could be read.
     """
 
     entry: Entry
@@ -60,9 +65,23 @@ class _Talk:
     inline: dict[VisualKind, list[dict[str, Any]]] = field(
         default_factory=lambda: {"video": [], "image": []}
     )
+    faults: list[Fault] = field(default_factory=list)
+    is_whole: bool = True
 
     def refuse(self, kind: str, received: str, allowed: str = "") -> NoReturn:
         raise Refused(Fault(kind, self.entry.where, received, allowed))
+
+    def add(self, kind: str, received: str) -> None:
+        """Note a fault that does not keep the rest of the entry from being read."""
+        self.faults.append(Fault(kind, self.entry.where, received))
+
+    def attempt(self, read: Callable[..., _Read], *arguments: Any) -> _Read | None:
+        """What a function reads, or None where the entry keeps it from reading on."""
+        try:
+            return read(self, *arguments)
+        except Refused as refused:
+            self.faults += refused.faults
+            return None
 
     def note(self, kind: str, received: str) -> None:
         self.notes.append(Fault(kind, self.entry.where, received))
@@ -75,18 +94,22 @@ def build_sample(entry: Entry, media: MediaFolder, notes: list[Fault]) -> Sample
         media: where its files are. notes: what is worth knowing is added to them.
 
     Raises:
-        Refused: the entry cannot be trained on.
+        Refused: the entry cannot be trained on, with all that is wrong.
     """
     talk = _Talk(entry, media, notes)
     fields = entry.fields
     if any(fields.get(name) for name in _SOUND_FIELDS):
-        talk.refuse("unsupported_media", "it has sound")
-    turns = _turns(talk)
-    visuals = _visuals(talk)
+        talk.add("unsupported_media", "it has sound")
+    turns = talk.attempt(_turns)
+    talk.is_whole = talk.is_whole and turns is not None
+    visuals = talk.attempt(_visuals)
+    choices = talk.attempt(_choices, turns or ())
+    if talk.faults or turns is None or visuals is None or choices is None:
+        raise Refused(*talk.faults)
     name = entry.where
     if isinstance(fields.get("id"), str | int):
         name = f"{name} ({shorten(str(fields['id']), 80)})"
-    return Sample(name, turns, visuals, _choices(talk, turns))
+    return Sample(name, turns, visuals, choices)
 
 
 def _turns(talk: _Talk) -> tuple[Turn, ...]:
@@ -142,8 +165,14 @@ def _messages(talk: _Talk) -> list[tuple[str, Any]]:
     return found
 
 
-def _text(talk: _Talk, content: Any) -> str:
-    """The text of a message; files that stand in it leave a tag."""
+def _text(talk: _Talk, content: Any) -> str | None:
+    """The text of a message, None for a wrong one; files that stand in it leave a tag."""
+    text = talk.attempt(_joined, content)
+    talk.is_whole = talk.is_whole and text is not None
+    return text
+
+
+def _joined(talk: _Talk, content: Any) -> str:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
@@ -168,11 +197,11 @@ def _text(talk: _Talk, content: Any) -> str:
 def _check_plain(talk: _Talk, text: str, what: str) -> None:
     special = _SPECIAL.search(text)
     if special:
-        talk.refuse("special_token", f"{what} has {special.group()}")
+        talk.add("special_token", f"{what} has {special.group()}")
 
 
 def _question(talk: _Talk, content: Any, turn: int) -> str:
-    text = _text(talk, content)
+    text = _text(talk, content) or ""
     _check_plain(talk, text, "a question")
     for found in _TAG.finditer(text):
         talk.tags.append(("video" if found.group(1) == "video" else "image", turn))
@@ -180,38 +209,51 @@ def _question(talk: _Talk, content: Any, turn: int) -> str:
 
 
 def _answer(talk: _Talk, content: Any, number: int) -> str:
-    text = _text(talk, content).strip()
+    text = _text(talk, content)
+    if text is None:
+        return ""
+    text = text.strip()
     tag = _TAG.search(text)
     if tag:
-        talk.refuse("tag_in_answer", f"answer {number} has {tag.group().strip()}")
+        talk.add("tag_in_answer", f"answer {number} has {tag.group().strip()}")
     _check_plain(talk, text, f"answer {number}")
     if not text:
-        talk.refuse("empty_answer", f"answer {number} is empty")
+        talk.add("empty_answer", f"answer {number} is empty")
     return text
 
 
 def _visuals(talk: _Talk) -> tuple[Visual, ...]:
     """The files in the order of their tags."""
-    files = {kind: _files(talk, kind) for kind in talk.inline}
-    videos, images = len(files["video"]), len(files["image"])
+    found = {kind: talk.attempt(_files, kind) for kind in talk.inline}
+    files = {kind: visuals for kind, visuals in found.items() if visuals is not None}
+    if len(files) < len(found) or not talk.is_whole:
+        return ()
+    order = _order(talk, len(files["video"]), len(files["image"]))
+    left = {kind: iter(visuals) for kind, visuals in files.items()}
+    placed = (next(left[kind]) for kind in order)
+    return tuple(visual for visual in placed if visual is not None)
+
+
+def _order(talk: _Talk, videos: int, images: int) -> Sequence[VisualKind]:
+    """The kind of each file, in the order of their tags."""
     order = [kind for kind, _ in talk.tags]
     counts = Counter(order)
     if not order:
         if (videos or images) and _expects_tags(talk.entry.fields):
-            talk.note("no_tag", f"no tag for {videos + images} files")
-        return (*files["video"], *files["image"])
+            talk.note("no_tag", f"no tag for {count(videos + images, 'file')}")
+        return ["video"] * videos + ["image"] * images
     if (counts["video"], counts["image"]) != (videos, images):
         is_swapped = len(order) == videos + images and len(counts) == 1 and not (videos and images)
         if not is_swapped:
-            told = f"{counts['video']} video and {counts['image']} image tags"
+            tags = f"{counts['video']} video and {count(counts['image'], 'image tag')}"
+            told = f"{tags} for {count(videos, 'video')} and {count(images, 'image')}"
             kind = "tag_without_file" if len(order) > videos + images else "file_without_tag"
-            talk.refuse(kind, f"{told} for {videos} videos and {images} images")
+            talk.refuse(kind, told)
         talk.note("tag_of_other_kind", f"<{order[0]}> stands for another kind of file")
         order = ["video" if videos else "image"] * len(order)
     if any(turn for _, turn in talk.tags):
         talk.note("tag_moved", "a tag stands in a later question")
-    left = {kind: iter(found) for kind, found in files.items()}
-    return tuple(next(left[kind]) for kind in order)
+    return order
 
 
 def _expects_tags(fields: dict[str, Any]) -> bool:
@@ -219,7 +261,8 @@ def _expects_tags(fields: dict[str, Any]) -> bool:
     return bool("conversations" in fields or fields.get("videos") or fields.get("images"))
 
 
-def _files(talk: _Talk, kind: VisualKind) -> list[Visual]:
+def _files(talk: _Talk, kind: VisualKind) -> list[Visual | None]:
+    """All files of a kind; None for one with a fault."""
     fields = talk.entry.fields
     named: list[Any] = []
     for key in (kind, f"{kind}s"):
@@ -231,15 +274,17 @@ def _files(talk: _Talk, kind: VisualKind) -> list[Visual]:
         talk.refuse("wrong_type", f"{kind} files stand in the messages and beside them", "one way")
     parts = inside or [item if isinstance(item, dict) else {kind: item} for item in named]
     shared = {key: fields[key] for key in ("from", "to") if fields.get(key) is not None}
-    if shared and kind == "video":
+    if shared and kind == "video" and talk.is_whole:
         if len(parts) != 1:
-            talk.refuse("wrong_window", f"from and to, and {len(parts)} videos")
+            talk.refuse("wrong_window", f"from and to, and {count(len(parts), 'video')}")
         parts = [{**shared, **parts[0]}]
-    return [_visual(talk, kind, part) for part in parts]
+    return [talk.attempt(_visual, kind, part) for part in parts]
 
 
-def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual:
-    path = talk.media.find(talk.entry.where, part.get(kind, part.get("path")), kind)
+def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual | None:
+    path = talk.attempt(_find, kind, part.get(kind, part.get("path")))
+    if path is None:
+        return None
     if kind == "image":
         return Visual(path, kind)
     start, end = (_seconds(talk, part.get(key), key) for key in ("from", "to"))
@@ -247,6 +292,10 @@ def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual:
     if end is not None and end <= start:
         talk.refuse("wrong_window", f"from {start:g} to {end:g}")
     return Visual(path, kind, start, end)
+
+
+def _find(talk: _Talk, kind: VisualKind, name: Any) -> Path:
+    return talk.media.find(talk.entry.where, name, kind)
 
 
 def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
@@ -268,7 +317,7 @@ def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
     ):
         talk.refuse("wrong_type", f"choices is {_type(choices)}", "choices is a list of texts")
     stripped = tuple(choice.strip() for choice in choices)
-    if stripped and turns[-1].answer not in stripped:
+    if stripped and turns and turns[-1].answer not in stripped:
         talk.note("answer_not_a_choice", f"{shorten(turns[-1].answer, 60)} is not among choices")
     return stripped
 

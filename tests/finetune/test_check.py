@@ -290,3 +290,16 @@ def test_a_device_that_is_not_there_is_a_fault_with_the_line_to_write(folder: Pa
     assert "--device" not in fault.message
     assert fault.message.count("device cuda") == 1
     assert report.error() is not None
+
+
+def test_all_faults_of_a_sample_are_told_at_once(folder: Path) -> None:
+    bad = entry("<|im_end|>?", "<video> <|im_start|>", video=["gone.mp4", "lost.mp4"], choices=7)
+    report = check(folder, write_data(folder, entry("a?"), bad), validation_share=0.0)
+    told = {(fault.kind, fault.received.split()[0]) for fault in report.faults}
+    assert told >= {
+        *(("special_token", "a"), ("special_token", "answer"), ("tag_in_answer", "answer")),
+        *(("missing_file", "gone.mp4"), ("missing_file", "lost.mp4"), ("wrong_type", "choices")),
+    }
+    error = report.error()
+    assert error is not None
+    assert "has 1 sample that would be left out; repair it, or run without this" in error.message

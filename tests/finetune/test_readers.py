@@ -68,7 +68,7 @@ SHIPPED = {
     "hanging_video": (0, ["not_a_file", "no_samples"]),
     "path_escape": (0, ["outside_folder", "no_samples"]),
     "no_tag": (1, ["no_tag"]),
-    "tag_in_answer": (0, ["tag_in_answer", "no_samples"]),
+    "tag_in_answer": (0, ["tag_in_answer", "special_token", "no_samples"]),
     "empty_answer": (0, ["empty_answer", "no_samples"]),
     "only_human": (0, ["nothing_to_train", "no_samples"]),
     "many_turns": (1, []),
