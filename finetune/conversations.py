@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, field
+from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
@@ -234,14 +235,14 @@ def _visuals(talk: _Talk) -> tuple[Visual, ...]:
     return tuple(visual for visual in placed if visual is not None)
 
 
-def _order(talk: _Talk, videos: int, images: int) -> Sequence[VisualKind]:
+def _order(talk: _Talk, videos: int, images: int) -> tuple[VisualKind, ...]:
     """The kind of each file, in the order of their tags."""
-    order = [kind for kind, _ in talk.tags]
+    order: tuple[VisualKind, ...] = tuple(kind for kind, _ in talk.tags)
     counts = Counter(order)
     if not order:
         if (videos or images) and _expects_tags(talk.entry.fields):
             talk.note("no_tag", f"no tag for {count(videos + images, 'file')}")
-        return ["video"] * videos + ["image"] * images
+        return (*repeat("video", videos), *repeat("image", images))
     if (counts["video"], counts["image"]) != (videos, images):
         is_swapped = len(order) == videos + images and len(counts) == 1 and not (videos and images)
         if not is_swapped:
@@ -250,7 +251,7 @@ def _order(talk: _Talk, videos: int, images: int) -> Sequence[VisualKind]:
             kind = "tag_without_file" if len(order) > videos + images else "file_without_tag"
             talk.refuse(kind, told)
         talk.note("tag_of_other_kind", f"<{order[0]}> stands for another kind of file")
-        order = ["video" if videos else "image"] * len(order)
+        order = tuple(repeat("video" if videos else "image", len(order)))
     if any(turn for _, turn in talk.tags):
         talk.note("tag_moved", "a tag stands in a later question")
     return order

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
+from apollo_cli.finetune.faults import KINDS
 from apollo_cli.finetune.new import COMMENTS
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
@@ -28,7 +29,8 @@ TRAINS: tuple[tuple[Part, ...], ...] = (("llm",), ("llm", "connector"))
 
 def page_with_tables(text: str) -> str:
     """The page with the tables of now."""
-    for name, rows in (("cards", _cards()), ("stages", _stages()), ("keys", _keys())):
+    tables = {"cards": _cards(), "stages": _stages(), "keys": _keys(), "faults": _faults()}
+    for name, rows in tables.items():
         start = f"<!-- {name}: written by python -m tests.finetune.cards -->"
         end = f"<!-- /{name} -->"
         before, _, rest = text.partition(start)
@@ -85,6 +87,15 @@ def _keys() -> Iterator[list[str]]:
         default = defaults[key]
         shown = "" if default is None else f"`{spell(default)}`"
         yield [f"`{key}`", needed.get(key, "needed") if default is MISSING else shown, words]
+
+
+def _faults() -> Iterator[list[str]]:
+    yield ["name", "it costs", "what is allowed, or what becomes of it; what to do"]
+    yield ["---"] * 3
+    costs = {"run": "the run", "sample": "its sample", "note": ""}
+    for name, kind in KINDS.items():
+        words = "; ".join(filter(None, (kind.allowed, kind.next_step)))
+        yield [f"`{name}`", costs[kind.cost], words]
 
 
 if __name__ == "__main__":
