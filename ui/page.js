@@ -1,7 +1,7 @@
 // Behaviour of the page that needs no server: the player, the strip, files that are dropped, keys.
 (() => {
   "use strict";
-  const STEP_SECONDS = 5;
+  const STEP_SECONDS = 5, LOOK_MS = 3000;
 
   const clock = (seconds) => {
     const whole = Math.floor(seconds);
@@ -170,6 +170,22 @@
     sessionStorage.setItem("apollo-question", question()?.value || "");
     sessionStorage.setItem("apollo-had", document.querySelector(".turn, .file") ? window.apolloPage.key() : "");
   });
+
+  // A server that was started again knows nothing of this page, and answers none of its events.
+  let server = "", isAway = false;
+  async function lookForServer() {
+    try {
+      const reply = await fetch("gradio_api/app_id", {cache: "no-store"});
+      const name = String((await reply.json()).app_id);
+      if (isAway || (server && name !== server)) location.reload();
+      server = name;
+    } catch {
+      isAway = true;
+      tell("The server does not answer; the page is loaded anew when it does");
+    }
+  }
+  setInterval(lookForServer, LOOK_MS);
+  lookForServer();
 
   // The talk stays at its end while it grows, unless the reader has scrolled up.
   function keepAtEnd(box) {
