@@ -229,8 +229,9 @@
     // Names the talk of this tab; it outlives a reload, and another tab has its own.
     key() {
       let key = sessionStorage.getItem("apollo-key");
+      if (isArrived) return key;
       // A tab that was duplicated brings the key of the first along, which is still open there.
-      const isCopy = !isArrived && sessionStorage.getItem("apollo-open") && !document.wasDiscarded;
+      const isCopy = sessionStorage.getItem("apollo-open") && !document.wasDiscarded;
       sessionStorage.setItem("apollo-open", "1");
       isArrived = true;
       if (!key || isCopy) {
