@@ -251,7 +251,8 @@ def _order(talk: _Talk, videos: int, images: int) -> tuple[VisualKind, ...]:
             kind = "tag_without_file" if len(order) > videos + images else "file_without_tag"
             talk.refuse(kind, told)
         talk.note("tag_of_other_kind", f"<{order[0]}> stands for another kind of file")
-        order = tuple(repeat("video" if videos else "image", len(order)))
+        other: VisualKind = "video" if videos else "image"
+        order = (other,) * len(order)
     if any(turn for _, turn in talk.tags):
         talk.note("tag_moved", "a tag stands in a later question")
     return order

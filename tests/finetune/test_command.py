@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -86,6 +88,23 @@ def test_a_run_prints_its_folder_and_a_length_that_is_typed_wins(
     told = capsys.readouterr()
     assert told.out == f"{tmp_path / 'out'}\n"
     assert "step 1/1" in told.err
+
+
+def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path):
+    recipe = write_toy(tmp_path, clips=0, texts=4, steps=6)
+    run = subprocess.Popen(
+        [sys.executable, "-m", "apollo_cli", "finetune", "run", str(recipe)],
+        stdout=subprocess.PIPE,
+        stderr=subprocess.PIPE,
+        text=True,
+    )
+    assert run.stdout is not None
+    assert run.stderr is not None
+    assert run.stderr.readline().startswith("step 1/6")
+    run.stderr.close()
+    assert run.stdout.read() == f"{tmp_path / 'out'}\n"
+    assert run.wait(60) == 0
+    assert (tmp_path / "out" / "apollo_adapter.json").is_file()
 
 
 def test_stages_are_run_in_a_row_and_a_fault_of_a_later_one_is_told_before_the_first(

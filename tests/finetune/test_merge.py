@@ -23,6 +23,7 @@ from apollo_cli.weights.load import load_model
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
 from tests.finetune.results import look, recipe_of, train_randomly
+from tests.finetune.test_checkpoints import full_disk
 from tests.tiny import Tiny
 
 METHODS = (
@@ -117,6 +118,19 @@ def test_a_merge_that_fails_leaves_nothing(
 
     monkeypatch.setattr(merge.ShardWriter, "add", full)
     with pytest.raises(WeightsError, match="No space left"):
+        merge_result(recipe.output, tmp_path / "merged")
+    assert not [path for path in tmp_path.iterdir() if path.name.startswith("merged")]
+
+
+def test_a_disk_that_is_full_while_tensors_are_written_is_one_clear_error(
+    checkpoint: Path, tmp_path: Path
+):
+    recipe = recipe_of(checkpoint, tmp_path / "out")
+    train_randomly(recipe)
+    with (
+        full_disk(limit_bytes=8192),
+        pytest.raises(WeightsError, match=r"cannot be written .*make room"),
+    ):
         merge_result(recipe.output, tmp_path / "merged")
     assert not [path for path in tmp_path.iterdir() if path.name.startswith("merged")]
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import shlex
 import subprocess
 import sys
 from dataclasses import replace
@@ -9,6 +10,7 @@ from pathlib import Path
 
 import pytest
 
+from apollo_cli.cli import main
 from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.adapters import load_base, prepare_network
 from apollo_cli.finetune.new import COMMENTS, plans_of, write_project
@@ -121,6 +123,21 @@ def test_what_is_missing_is_said(tmp_path: Path, data: Path):
     with pytest.raises(WeightsError, match="unknown model"):
         write_project(tmp_path / "bees", [data], "apollo-9b", "lora")
     assert not (tmp_path / "bees").exists()
+
+
+def test_a_folder_in_place_of_the_data_is_not_called_missing(tmp_path: Path):
+    with pytest.raises(DataError, match=rf"--data {tmp_path} is a folder; a file of samples"):
+        write_project(tmp_path / "bees", [tmp_path / "x" / ".."], "apollo-nano", "lora")
+
+
+def test_the_next_command_can_be_pasted_whatever_the_folder_is_called(
+    tmp_path: Path, data: Path, capsys: pytest.CaptureFixture[str]
+):
+    folder = tmp_path / "my  bees; 'rm'"
+    command = ["finetune", "new", str(folder), "--data", str(data), "--model", "apollo-nano"]
+    assert main(command) == 0
+    told = capsys.readouterr().err.removeprefix("note: next: ").strip()
+    assert shlex.split(told) == ["apollo", "finetune", "check", str(folder / "sft.toml")]
 
 
 def test_the_command_names_the_files_and_what_to_do_next(tmp_path: Path, data: Path):

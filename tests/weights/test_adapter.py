@@ -126,6 +126,20 @@ def test_the_same_weights_under_another_name_and_in_other_files_are_the_same_mod
     engine.load(moved, adapter=trained.output, device="cpu")
 
 
+def test_a_file_in_place_of_a_result_is_not_called_missing(checkpoint: Path):
+    file = checkpoint / "config.json"
+    refused(file, checkpoint, f"adapter {file} is a file; ")
+
+
+def test_a_part_that_differs_is_named_once(trained: Recipe, checkpoint: Path, tmp_path: Path):
+    other = Path(copytree(checkpoint, tmp_path / "other"))
+    tensors = load_file(other / "llm" / "model.safetensors")
+    for tensor in tensors.values():
+        tensor.mul_(1.5)
+    save_file(tensors, other / "llm" / "model.safetensors", {"format": "pt"})
+    refused(trained.output, other, r"differs in llm; allowed")
+
+
 @pytest.mark.parametrize("other", [Tiny(seed=1), Tiny(dtype=torch.bfloat16)])
 def test_another_model_is_refused(other: Tiny, trained: Recipe, tmp_path: Path):
     refused(trained.output, tiny.save(tmp_path / "other", other), "was trained from .*tiny; .*")
