@@ -169,7 +169,10 @@ class Handlers:
         yield from self._attempt(visit, begin)
 
     def browse(self, folder: str) -> Listing | None:
-        """What a picker shows of a folder; empty is the first that is allowed, None is a file."""
+        """What a picker shows of a folder; None is a file.
+
+        Empty is the first that is allowed, which leads to the others.
+        """
         try:
             place = self.files.resolve(folder or str(self.files.folders[0]))
             if not place.is_dir():
@@ -177,7 +180,12 @@ class Handlers:
             found, is_cut = self.files.list_media(str(place))
         except ApolloError as error:
             return Listing([], "", error.message)
+        first, *others = self.files.folders
         above = str(place.parent) if self.files.covers(place.parent) else ""
+        if place == first:
+            found = [*(Entry(str(other), other, True, 0) for other in others), *found]
+        elif not above:
+            above = str(first)
         return Listing(found, above, "there are more; type their paths" if is_cut else "")
 
     def change(self, visit: Visit, settings: Settings) -> Iterator[State]:

@@ -94,6 +94,21 @@ def test_what_may_not_or_cannot_be_opened_is_one_sentence_and_the_visit_goes_on(
     assert last(handlers.open(visit, "video0.mp4")).error == ""
 
 
+def test_the_picker_leads_to_every_allowed_folder_and_back(
+    desk: Desk, handlers: Handlers, folder: Path
+):
+    second = folder.parent / "second"
+    second.mkdir()
+    files = AllowedFolders([folder, second, folder / "more"])
+    browser = Handlers(desk, files, handlers.media, handlers.defaults)
+    first = browser.browse("")
+    assert first is not None and first.above == ""
+    assert [row.name for row in first.entries][:2] == [str(second), str(folder / "more")]
+    for place in (second, folder / "more"):
+        below = browser.browse(str(place))
+        assert below is not None and below.above == str(folder)
+
+
 def test_a_file_is_added_to_those_in_view_and_they_share_one_question(
     handlers: Handlers, visit: Visit
 ):

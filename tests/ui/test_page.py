@@ -195,6 +195,9 @@ def test_all_of_it_works_from_the_keyboard(page: Page, served: tuple[str, Site])
     for key, seconds in (("ArrowRight", 5), ("PageUp", 20), ("Home", 0)):
         page.keyboard.press(key)
         page.wait_for_function(f"document.querySelector('#player video').currentTime === {seconds}")
+        expect(page.locator(".strip-bar")).to_have_attribute(
+            "aria-valuetext", re.compile("· seen by the model$")
+        )
     page.keyboard.press("Tab")
     page.keyboard.press("ArrowRight")
     page.keyboard.press("Enter")
@@ -336,6 +339,71 @@ def test_a_file_that_no_browser_plays_gets_a_preview_and_can_be_asked_about(page
     expect(page.locator("#plan b")).to_have_text("mjpeg.avi")
     page.wait_for_function("document.querySelector('#player video')?.readyState > 0")
     assert ask(page, "What is shown?")
+
+
+def test_an_upload_is_for_the_one_who_brought_it(
+    page: Page, context: BrowserContext, served: tuple[str, Site], folder: Path
+):
+    page.set_input_files("#open-row input[type=file]", folder / "photo.jpg")
+    expect(page.locator("#plan b")).to_have_text("photo.jpg")
+    (path,) = served[1].desk.visits[page.evaluate("apolloPage.key()")].uploads
+    other = visit(context, served[0])
+    for name in (path, path.parent, path.parent.parent):
+        other.fill("#path input", str(name))
+        other.click("#open")
+        expect(other.locator("#alert [role=alert]")).to_contain_text(f"{name} may not be opened")
+
+
+def test_an_upload_that_is_too_large_is_a_sentence_before_anything_is_sent(page: Page):
+    page.evaluate("document.querySelector('[data-most-bytes]').dataset.mostBytes = '2000000'")
+    file = {"name": "big.mp4", "mimeType": "video/mp4", "buffer": bytes(3_000_000)}
+    page.set_input_files("#open-row input[type=file]", file)  # pyright: ignore
+    expect(page.locator("#told-here")).to_contain_text("big.mp4 has 3 MB; allowed are 2 MB")
+    assert page.locator(".toast-wrap *").count() == 0
+
+
+def test_a_file_that_became_a_link_is_not_asked_about(page: Page, folder: Path):
+    swapped = folder / "swapped.mp4"
+    shutil.copy(folder / "video0.mp4", swapped)
+    open_file(page, "swapped.mp4")
+    outside = shutil.copy(swapped, folder.parent)
+    swapped.unlink()
+    swapped.symlink_to(outside)
+    page.fill("#question textarea", "What is shown?")
+    page.press("#question textarea", "Enter")
+    expect(page.locator("#told .turn.dropped")).to_contain_text("has become a link")
+    swapped.unlink()
+
+
+def test_no_answer_is_lost_where_one_event_ends_as_the_next_begins(page: Page):
+    open_file(page, "long.mp4")
+    page.click("#settings button.label-wrap")
+    for clips in ("4", "5", "6"):
+        page.get_by_label("Most clips").fill(clips)
+        # Leaving the field and asking are a few milliseconds apart.
+        ask(page, "What is shown?")
+        assert page.locator("#question textarea").input_value() == ""
+
+
+def test_a_server_that_was_started_again_is_told_of_and_the_question_stays(
+    page: Page, served: tuple[str, Site]
+):
+    open_file(page, "video0.mp4")
+    page.fill("#question textarea", "still typed")
+    del served[1].desk.visits[page.evaluate("apolloPage.key()")]
+    page.route(
+        "**/gradio_api/app_id", lambda route: route.fulfill(json={"app_id": "another"}), times=1
+    )
+    expect(page.locator("#alert .notice")).to_contain_text("the server was started again")
+    expect(page.locator("#question textarea")).to_have_value("still typed")
+
+
+def test_the_question_stays_in_view_beside_open_settings(page: Page):
+    open_file(page, "long.mp4")
+    page.click("#settings button.label-wrap")
+    page.get_by_label("Temperature").scroll_into_view_if_needed()
+    expect(page.locator("#question")).to_be_in_viewport(ratio=1)
+    expect(page.locator(".strip-bar")).to_be_in_viewport(ratio=1)
 
 
 def test_settings_change_the_plan_before_asking(page: Page):
