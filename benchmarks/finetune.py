@@ -22,7 +22,7 @@ from typing import Any
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from apollo_cli.finetune.recipe import Recipe, load_recipe
-from apollo_cli.finetune.records import read_log
+from apollo_cli.finetune.training.records import read_log
 from tests.finetune.toy import write_toy
 
 # The first steps warm up kernels and the readers.
@@ -35,7 +35,7 @@ def ours(recipe: Recipe) -> tuple[float, float]:
 
     Reading threads run beside the main one where there are cores for them.
     """
-    from apollo_cli.finetune.loop import run_recipe
+    from apollo_cli.finetune.training.loop import run_recipe
 
     marks: list[tuple[float, float]] = []
 
@@ -56,9 +56,9 @@ def straight(recipe: Recipe) -> float:
     import torch
 
     from apollo_cli.finetune.adapters import load_base, prepare_network
-    from apollo_cli.finetune.dataset import load_dataset
-    from apollo_cli.finetune.examples import ExampleBuilder
-    from apollo_cli.finetune.trainee import Trainee
+    from apollo_cli.finetune.data.dataset import load_dataset
+    from apollo_cli.finetune.training.examples import ExampleBuilder
+    from apollo_cli.finetune.training.trainee import Trainee
     from apollo_cli.planning import load_planner
 
     base = load_base(recipe)
@@ -105,10 +105,10 @@ def overhead(recipe: Recipe) -> None:
 def features(recipe: Recipe) -> None:
     """Samples whose video was watched once against decoding and encoding them each time."""
     from apollo_cli.finetune.adapters import load_base
-    from apollo_cli.finetune.dataset import load_dataset
-    from apollo_cli.finetune.examples import ExampleBuilder
-    from apollo_cli.finetune.features import FeatureStore
-    from apollo_cli.finetune.trainee import Trainee
+    from apollo_cli.finetune.data.dataset import load_dataset
+    from apollo_cli.finetune.training.examples import ExampleBuilder
+    from apollo_cli.finetune.training.features import FeatureStore
+    from apollo_cli.finetune.training.trainee import Trainee
     from apollo_cli.planning import load_planner
 
     base = load_base(recipe)
@@ -152,7 +152,7 @@ def timed(work: Callable[[], None]) -> float:
 
 def steps_seconds(recipe: Recipe) -> float:
     """Median seconds of a step, waiting for samples included."""
-    from apollo_cli.finetune.loop import run_recipe
+    from apollo_cli.finetune.training.loop import run_recipe
 
     run_recipe(recipe, fresh=True, say=lambda line: None)
     return median(row["seconds"] for row in rows(recipe)[SKIPPED:])

@@ -23,9 +23,9 @@ sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from apollo_cli.errors import ApolloError
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
-from apollo_cli.finetune.loop import run_recipe
 from apollo_cli.finetune.recipe import Recipe, load_recipe
-from apollo_cli.finetune.records import read_log
+from apollo_cli.finetune.training.loop import run_recipe
+from apollo_cli.finetune.training.records import read_log
 from apollo_cli.fit import Run
 from apollo_cli.hardware import choose_device
 from apollo_cli.model.config import NetworkConfig

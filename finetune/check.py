@@ -8,16 +8,16 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apollo_cli.errors import DeviceError, WeightsError
-from apollo_cli.finetune.dataset import Dataset, load_dataset
-from apollo_cli.finetune.facts import FACTS_NAME, FileFacts
-from apollo_cli.finetune.faults import Fault
+from apollo_cli.finetune.data.dataset import Dataset, load_dataset
+from apollo_cli.finetune.data.facts import FACTS_NAME, FileFacts
+from apollo_cli.finetune.data.faults import Fault
+from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
+from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
 from apollo_cli.finetune.needs import choose_hardware, describe_needs
 from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
-from apollo_cli.finetune.sample import KINDS, Kind, Sample
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.survey import Length, Ruler, measure_samples, probe_files
 from apollo_cli.finetune.words import write_obstacle
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner

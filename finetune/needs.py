@@ -8,6 +8,7 @@ from collections.abc import Iterator, Sequence
 import numpy as np
 
 from apollo_cli.errors import DeviceError
+from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.estimate import (
     SampleSize,
     Training,
@@ -16,7 +17,6 @@ from apollo_cli.finetune.estimate import (
     lowered,
 )
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.survey import Length
 from apollo_cli.finetune.words import count
 from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes

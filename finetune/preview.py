@@ -7,9 +7,9 @@ from dataclasses import dataclass
 from itertools import groupby
 from typing import Literal
 
-from apollo_cli.finetune.examples import IGNORED, plan_sample, spell_turns
-from apollo_cli.finetune.sample import Sample
-from apollo_cli.finetune.survey import Ruler
+from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.survey import Ruler
+from apollo_cli.finetune.training.examples import IGNORED, plan_sample, spell_turns
 from apollo_cli.model.prompt import VISUAL_ID
 from apollo_cli.video.info import VideoInfo
 

@@ -10,11 +10,11 @@ import click
 import numpy as np
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.faults import Cost, Fault, count_lost
+from apollo_cli.finetune.data.faults import Cost, Fault, count_lost
+from apollo_cli.finetune.data.sample import Kind
+from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.preview import Piece, Preview
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.sample import Kind
-from apollo_cli.finetune.survey import Length
 from apollo_cli.finetune.words import count
 from apollo_cli.video.opening import shown
 

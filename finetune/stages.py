@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from typing import TYPE_CHECKING, Literal
 
 if TYPE_CHECKING:
-    from apollo_cli.finetune.sample import Kind
+    from apollo_cli.finetune.data.sample import Kind
 
 Part = Literal["llm", "connector", "encoders"]
 StageName = Literal[1, 2, 3, "custom"]

@@ -99,7 +99,7 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
     if missing:
         next_step = 'pip install "apollo-video-cli[finetune]"'
         raise DataError(f"{' and '.join(missing)} not installed", next_step=next_step)
-    from apollo_cli.finetune.loop import run_recipe
+    from apollo_cli.finetune.training.loop import run_recipe
 
     for path in recipes:
         loaded = load_recipe(path)

@@ -7,8 +7,8 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.finetune.data.faults import KINDS
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
-from apollo_cli.finetune.faults import KINDS
 from apollo_cli.finetune.new import COMMENTS
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName

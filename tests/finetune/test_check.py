@@ -12,10 +12,10 @@ import pytest
 import torch
 
 from apollo_cli.finetune.check import check_recipe
-from apollo_cli.finetune.dataset import hold_out, load_dataset
+from apollo_cli.finetune.data.dataset import hold_out, load_dataset
+from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.recipe import load_recipe
 from apollo_cli.finetune.report import CheckReport
-from apollo_cli.finetune.sample import Sample, Visual
 from apollo_cli.model.prompt import Turn
 from tests import tiny
 from tests.cases import FOLDER as MEDIA

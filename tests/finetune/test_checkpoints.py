@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.checkpoints import (
+from apollo_cli.finetune.training.checkpoints import (
     find_newest,
     list_changes,
     remove_checkpoints,

@@ -17,7 +17,8 @@ from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.finetune.examples import (
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import (
     IGNORED,
     Example,
     ExampleBuilder,
@@ -26,8 +27,7 @@ from apollo_cli.finetune.examples import (
     sampling_of,
     spell_turns,
 )
-from apollo_cli.finetune.sample import Sample, Visual
-from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, Turn
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.video.probe import probe

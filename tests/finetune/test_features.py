@@ -16,10 +16,10 @@ from apollo_cli import engine
 from apollo_cli.config import SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import DataError, MediaError
-from apollo_cli.finetune.examples import ExampleBuilder
-from apollo_cli.finetune.features import FeatureStore
-from apollo_cli.finetune.sample import Sample, Visual
-from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import ExampleBuilder
+from apollo_cli.finetune.training.features import FeatureStore
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.memory_file import MemoryWriter
 from apollo_cli.model.prompt import Turn
 from apollo_cli.video.guard import GuardedReader

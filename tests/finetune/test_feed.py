@@ -11,11 +11,11 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.errors import DataError, DeviceError, MediaError
-from apollo_cli.finetune.examples import Example
-from apollo_cli.finetune.feed import Feed, SlotOrder
-from apollo_cli.finetune.mixture import Mixture
-from apollo_cli.finetune.quarantine import Quarantine, read_quarantine
-from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.finetune.data.mixture import Mixture
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import Example
+from apollo_cli.finetune.training.feed import Feed, SlotOrder
+from apollo_cli.finetune.training.quarantine import Quarantine, read_quarantine
 from apollo_cli.model.prompt import Turn
 
 

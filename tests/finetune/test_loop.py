@@ -14,10 +14,10 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.loop import run_recipe
 from apollo_cli.finetune.recipe import Recipe, load_recipe
-from apollo_cli.finetune.records import read_log
-from apollo_cli.finetune.stopping import LossWatch
+from apollo_cli.finetune.training.loop import run_recipe
+from apollo_cli.finetune.training.records import read_log
+from apollo_cli.finetune.training.stopping import LossWatch
 from apollo_cli.model.tokenizer import load_tokenizer
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk

@@ -8,7 +8,7 @@ from shutil import copyfile
 
 import pytest
 
-from apollo_cli.finetune.readers import load_samples
+from apollo_cli.finetune.data.readers import load_samples
 from apollo_cli.finetune.recipe import DataSource, Format
 from apollo_cli.finetune.stages import SCHEDULES
 from tests.cases import FOLDER

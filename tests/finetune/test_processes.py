@@ -9,7 +9,7 @@ import pytest
 import torch
 from safetensors.torch import load_file
 
-from apollo_cli.finetune.records import read_log
+from apollo_cli.finetune.training.records import read_log
 from tests.finetune.toy import copy_toy, write_toy
 
 KEYS = {

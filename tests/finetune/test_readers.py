@@ -10,10 +10,10 @@ from typing import Any
 
 import pytest
 
-from apollo_cli.finetune.faults import KINDS, Fault, is_serious
-from apollo_cli.finetune.readers import load_samples
+from apollo_cli.finetune.data.faults import KINDS, Fault, is_serious
+from apollo_cli.finetune.data.readers import load_samples
+from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.recipe import DataSource
-from apollo_cli.finetune.sample import Sample, Visual
 from apollo_cli.model.prompt import Turn
 from tests.cases import FOLDER as MEDIA
 

@@ -7,7 +7,7 @@ import pytest
 from PIL import Image
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.records import (
+from apollo_cli.finetune.training.records import (
     Progress,
     RunLog,
     StepRecord,

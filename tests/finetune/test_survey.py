@@ -10,11 +10,11 @@ from shutil import copy
 import pytest
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.examples import ExampleBuilder
-from apollo_cli.finetune.facts import FileFacts
-from apollo_cli.finetune.faults import Fault
-from apollo_cli.finetune.sample import Sample, Visual
-from apollo_cli.finetune.survey import Length, Ruler, measure_samples, probe_files
+from apollo_cli.finetune.data.facts import FileFacts
+from apollo_cli.finetune.data.faults import Fault
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
+from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.model.prompt import Turn
 from apollo_cli.planning import Planner, load_planner
 from apollo_cli.weights.checkpoint import read_checkpoint

@@ -11,9 +11,9 @@ import torch.nn.functional as F
 from peft import LoraConfig, inject_adapter_in_model
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.examples import IGNORED, Example, ExampleBuilder
-from apollo_cli.finetune.sample import Sample, Visual
-from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import IGNORED, Example, ExampleBuilder
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import Turn
 from apollo_cli.planning import load_planner

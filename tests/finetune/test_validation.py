@@ -11,10 +11,10 @@ import torch
 from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
-from apollo_cli.finetune.examples import ExampleBuilder
-from apollo_cli.finetune.sample import Sample, Visual
-from apollo_cli.finetune.trainee import Trainee
-from apollo_cli.finetune.validation import Score, is_right, validate
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import ExampleBuilder
+from apollo_cli.finetune.training.trainee import Trainee
+from apollo_cli.finetune.training.validation import Score, is_right, validate
 from apollo_cli.model.prompt import Turn
 from tests.cases import FOLDER
 

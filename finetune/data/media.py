@@ -8,7 +8,7 @@ import stat
 from pathlib import Path
 from typing import Any, Literal
 
-from apollo_cli.finetune.faults import Fault, Refused
+from apollo_cli.finetune.data.faults import Fault, Refused
 from apollo_cli.video.opening import shown
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)

@@ -17,8 +17,13 @@ from filelock import Timeout
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
-from apollo_cli.finetune.examples import ExampleBuilder, reserve_of, sampling_of, spell_turns
-from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.training.examples import (
+    ExampleBuilder,
+    reserve_of,
+    sampling_of,
+    spell_turns,
+)
 from apollo_cli.memory_cache import identify, place_for
 from apollo_cli.memory_file import load_memory
 from apollo_cli.model.apollo import ApolloModel

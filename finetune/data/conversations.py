@@ -10,9 +10,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from apollo_cli.finetune.faults import Fault, Refused
-from apollo_cli.finetune.media import MediaFolder, shorten
-from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.finetune.data.faults import Fault, Refused
+from apollo_cli.finetune.data.media import MediaFolder, shorten
+from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.words import count
 from apollo_cli.model.prompt import Turn
 

@@ -14,9 +14,9 @@ from transformers import DynamicCache
 from apollo_cli.choices import LETTERS
 from apollo_cli.config import GenerationOptions
 from apollo_cli.errors import DataError, FitError, MediaError, UsageError
-from apollo_cli.finetune.examples import Example, ExampleBuilder
-from apollo_cli.finetune.sample import Sample
-from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.training.examples import Example, ExampleBuilder
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.generate import generate, prefill
 from apollo_cli.session import Session
 

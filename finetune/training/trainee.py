@@ -15,7 +15,7 @@ from torch.utils.checkpoint import checkpoint
 
 from apollo_cli.config import ENCODE_BATCH
 from apollo_cli.finetune.estimate import CONNECTOR_CLIPS, ENCODER_CLIPS, LOGIT_ROWS
-from apollo_cli.finetune.examples import IGNORED, Example, join_clips
+from apollo_cli.finetune.training.examples import IGNORED, Example, join_clips
 from apollo_cli.model.apollo import ApolloModel
 
 

@@ -16,18 +16,18 @@ from filelock import FileLock, Timeout
 
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepare_network
-from apollo_cli.finetune.dataset import Dataset
-from apollo_cli.finetune.examples import ExampleBuilder
-from apollo_cli.finetune.facts import FACTS_NAME
-from apollo_cli.finetune.faults import Fault, count_lost
-from apollo_cli.finetune.features import FeatureStore
-from apollo_cli.finetune.mixture import Mixture
+from apollo_cli.finetune.data.dataset import Dataset
+from apollo_cli.finetune.data.facts import FACTS_NAME
+from apollo_cli.finetune.data.faults import Fault, count_lost
+from apollo_cli.finetune.data.mixture import Mixture
+from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.survey import Ruler, measure_samples, probe_files
 from apollo_cli.finetune.needs import choose_hardware
-from apollo_cli.finetune.quarantine import Quarantine
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.sample import Sample
-from apollo_cli.finetune.survey import Ruler, measure_samples, probe_files
-from apollo_cli.finetune.trainee import Trainee
+from apollo_cli.finetune.training.examples import ExampleBuilder
+from apollo_cli.finetune.training.features import FeatureStore
+from apollo_cli.finetune.training.quarantine import Quarantine
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.planning import Planner, load_planner

@@ -10,7 +10,7 @@ from functools import lru_cache
 import numpy as np
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.sample import KINDS, Kind, Sample
+from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
 
 _FINEST_SHARE = 1_000_000
 

@@ -15,10 +15,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apollo_cli.finetune.conversations import KNOWN_FIELDS, Entry, build_sample
-from apollo_cli.finetune.faults import Fault, Refused
-from apollo_cli.finetune.media import MediaFolder, shorten
-from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.data.conversations import KNOWN_FIELDS, Entry, build_sample
+from apollo_cli.finetune.data.faults import Fault, Refused
+from apollo_cli.finetune.data.media import MediaFolder, shorten
+from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import describe_place
 from apollo_cli.video.opening import shown
 

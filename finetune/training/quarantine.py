@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import ApolloError, DataError
-from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import count
 
 QUARANTINE_NAME = "quarantine.jsonl"

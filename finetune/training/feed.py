@@ -18,10 +18,10 @@ from dataclasses import dataclass
 from typing import Protocol, Self
 
 from apollo_cli.errors import DataError, FitError, MediaError, UsageError
-from apollo_cli.finetune.examples import Example
-from apollo_cli.finetune.mixture import Mixture
-from apollo_cli.finetune.quarantine import Quarantine
-from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.data.mixture import Mixture
+from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.training.examples import Example
+from apollo_cli.finetune.training.quarantine import Quarantine
 
 Say = Callable[[str], None]
 

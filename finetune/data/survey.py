@@ -12,10 +12,10 @@ from queue import SimpleQueue
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.finetune.examples import IGNORED, plan_sample, reserve_of, spell_turns
-from apollo_cli.finetune.facts import FactsCache, FileFacts
-from apollo_cli.finetune.faults import Fault
-from apollo_cli.finetune.sample import Sample, Visual
+from apollo_cli.finetune.data.facts import FactsCache, FileFacts
+from apollo_cli.finetune.data.faults import Fault
+from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.training.examples import IGNORED, plan_sample, reserve_of, spell_turns
 from apollo_cli.planning import Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo

@@ -10,10 +10,10 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.faults import Fault, count_lost
-from apollo_cli.finetune.mixture import Mixture, resolve_shares
-from apollo_cli.finetune.readers import load_samples
-from apollo_cli.finetune.sample import Kind, Sample
+from apollo_cli.finetune.data.faults import Fault, count_lost
+from apollo_cli.finetune.data.mixture import Mixture, resolve_shares
+from apollo_cli.finetune.data.readers import load_samples
+from apollo_cli.finetune.data.sample import Kind, Sample
 from apollo_cli.finetune.stages import STAGES
 from apollo_cli.finetune.words import count
 from apollo_cli.video.opening import shown

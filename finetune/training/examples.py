@@ -15,7 +15,7 @@ import torch
 
 from apollo_cli.config import ENCODE_BATCH, ReadingOptions, SamplingOptions
 from apollo_cli.errors import FitError
-from apollo_cli.finetune.sample import Sample
+from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, Turn, VisualPart
 from apollo_cli.planning import Planner
 from apollo_cli.video.guard import GuardedReader

@@ -18,12 +18,12 @@ from typing import TYPE_CHECKING, Any
 import torch
 
 from apollo_cli.errors import ApolloError, DataError, FitError
-from apollo_cli.finetune.checkpoints import save_checkpoint
-from apollo_cli.finetune.feed import Feed, SlotOrder
-from apollo_cli.finetune.optimiser import Optimiser
-from apollo_cli.finetune.preparing import Prepared
-from apollo_cli.finetune.records import Progress, RunLog, StepRecord
-from apollo_cli.finetune.stopping import Interrupts, LossWatch
+from apollo_cli.finetune.training.checkpoints import save_checkpoint
+from apollo_cli.finetune.training.feed import Feed, SlotOrder
+from apollo_cli.finetune.training.optimiser import Optimiser
+from apollo_cli.finetune.training.preparing import Prepared
+from apollo_cli.finetune.training.records import Progress, RunLog, StepRecord
+from apollo_cli.finetune.training.stopping import Interrupts, LossWatch
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -15,12 +15,18 @@ import torch
 
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import save_result
-from apollo_cli.finetune.checkpoints import Saved, find_newest, list_changes, remove_checkpoints
-from apollo_cli.finetune.dataset import load_dataset
-from apollo_cli.finetune.examples import ExampleBuilder
-from apollo_cli.finetune.feed import Feed, SlotOrder
-from apollo_cli.finetune.optimiser import Optimiser
-from apollo_cli.finetune.preparing import (
+from apollo_cli.finetune.data.dataset import load_dataset
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.training.checkpoints import (
+    Saved,
+    find_newest,
+    list_changes,
+    remove_checkpoints,
+)
+from apollo_cli.finetune.training.examples import ExampleBuilder
+from apollo_cli.finetune.training.feed import Feed, SlotOrder
+from apollo_cli.finetune.training.optimiser import Optimiser
+from apollo_cli.finetune.training.preparing import (
     Prepared,
     build_builder,
     claim,
@@ -32,9 +38,8 @@ from apollo_cli.finetune.preparing import (
     tell_faults,
     watch_ahead,
 )
-from apollo_cli.finetune.quarantine import QUARANTINE_NAME, Quarantine
-from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.records import (
+from apollo_cli.finetune.training.quarantine import QUARANTINE_NAME, Quarantine
+from apollo_cli.finetune.training.records import (
     CURVE_NAME,
     LOG_NAME,
     RunLog,
@@ -42,9 +47,9 @@ from apollo_cli.finetune.records import (
     read_log,
     spell_seconds,
 )
-from apollo_cli.finetune.steps import Loop
-from apollo_cli.finetune.stopping import Interrupts
-from apollo_cli.finetune.validation import Score, validate
+from apollo_cli.finetune.training.steps import Loop
+from apollo_cli.finetune.training.stopping import Interrupts
+from apollo_cli.finetune.training.validation import Score, validate
 from apollo_cli.finetune.words import count
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.adapter import MANIFEST

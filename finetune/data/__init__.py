@@ -1,0 +1,1 @@
+"""From data files to samples in an order: read, checked, measured, mixed."""

@@ -1,0 +1,1 @@
+"""The run: from samples to gradients, steps, checkpoints and a result."""
