@@ -39,8 +39,10 @@ METHODS = ("lora", "qlora", "full")
 SHAPE = NEW_SHAPES[0]
 # What the toy knows least well, and so forgets first.
 FRAGILE = ("at", "when", "describe", "yesno")
-CONCEPT_SEED, OLD_SEED, HELD_OUT_SEED = 8_100_000, 8_200_000, 9_800_000
-CONCEPT_SHARE, OLD_SHARE, TEXT_SHARE = 0.38, 0.50, 0.12
+CONCEPT_SEED, OLD_SEED = 8_100_000, 8_200_000
+# Looked at once, when the recipes were settled; they were tuned on 9_800_000 and 9_500_000.
+HELD_OUT_SEED, HELD_OUT_OLD_SEED = 9_850_000, 9_600_000
+CONCEPT_SHARE, OLD_SHARE, TEXT_SHARE = 0.42, 0.46, 0.12
 GOAL_PERCENT, MOST_LOST_POINTS = 90.0, 3.0
 RECIPE = """\
 model = "apollo-nano"
@@ -142,19 +144,21 @@ def write_data(work: Path, clips: int) -> None:
         return
     (work / "clips").mkdir(parents=True, exist_ok=True)
     tables: dict[str, list[tuple[str, str, str]]] = {"concept": [], "old": []}
-    for number in range(clips):
-        for name, seed in (("concept", CONCEPT_SEED + number), ("old", OLD_SEED + number)):
-            rng = np.random.default_rng(seed)
-            if name == "concept":
-                world = concept_world(seed)
-                questions = concept_questions(world, rng)
-            else:
-                world = sample_world(seed, float(rng.integers(5, 31)))
-                questions = old_questions(world, rng)
-            path = work / "clips" / f"{name}-{number}.mp4"
-            if not path.is_file():
-                write_video(world, path)
-            tables[name] += [(f"clips/{path.name}", q.text, q.answer) for q in questions]
+    # The clips with a ring are short, so there are twice as many.
+    jobs = [("concept", CONCEPT_SEED + number, number) for number in range(2 * clips)]
+    jobs += [("old", OLD_SEED + number, number) for number in range(clips)]
+    for name, seed, number in jobs:
+        rng = np.random.default_rng(seed)
+        if name == "concept":
+            world = concept_world(seed)
+            questions = concept_questions(world, rng)
+        else:
+            world = sample_world(seed, float(rng.integers(5, 31)))
+            questions = old_questions(world, rng)
+        path = work / "clips" / f"{name}-{number}.mp4"
+        if not path.is_file():
+            write_video(world, path)
+        tables[name] += [(f"clips/{path.name}", q.text, q.answer) for q in questions]
     for name, rows in tables.items():
         write_rows(work / f"{name}.csv", rows)
     write_rows(done, [("", question, answer) for question, answer in text_pairs()])
@@ -190,7 +194,7 @@ def measure(work: Path, adapter: Path | None, concept: int, old: int) -> dict[st
         judge("new", path, questions)
     folder = work / "held-out-old"
     folder.mkdir(exist_ok=True)
-    for path, _, questions in held_out(old, folder, 2):
+    for path, _, questions in held_out(old, folder, 2, HELD_OUT_OLD_SEED):
         judge("old", path, questions)
     model.watcher.reader.close()
     return dict(right)
@@ -252,7 +256,7 @@ def main() -> None:
     parser.add_argument(
         "--clips", type=int, default=300, help="files of the new shape, and old ones"
     )
-    parser.add_argument("--steps", type=int, default=1500)
+    parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--held-out", type=int, default=60, help="files of the new shape to ask")
     parser.add_argument("--old", type=int, default=60, help="files of old worlds to ask")
     options = parser.parse_args()
