@@ -154,7 +154,7 @@ class Apollo:
         reading = reading or ReadingOptions()
         found = [self._open(path, sampling, reading) for path in paths]
         infos = [item for item in found if isinstance(item, VideoInfo)]
-        spoken = [self._listen(info, reading) for info in infos]
+        spoken = [self.listen(info, reading) for info in infos]
         plans = self.planner.plan(infos, sampling, reserve_tokens, spoken) if infos else []
         told = zip(infos, plans, spoken, strict=True)
         memories = [
@@ -190,7 +190,7 @@ class Apollo:
         if isinstance(info, VideoMemory) or info.kind == "image" or info.files:
             raise UsageError(f"{path} is not a video file", "only video files are remembered")
         plan = self.planner.plan_everything(info, sampling)
-        spoken = self._listen(info, reading)
+        spoken = self.listen(info, reading)
         return self.watcher.watch(
             info, plan, spoken, reading, target=target, on_progress=on_progress
         )
@@ -246,7 +246,8 @@ class Apollo:
         memory = memory.within(sampling.start_seconds, sampling.end_seconds)
         return memory.thinned(sampling.max_clips or len(memory))
 
-    def _listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
+    def listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
+        """What is said in a file, where subtitles were asked for."""
         return Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style)
 
     def suffix_ids(

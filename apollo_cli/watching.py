@@ -159,9 +159,7 @@ class Watcher:
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
         """
         keeper = Keeper(None, is_asked_for=target is not None)
-        # A folder has no content to sample, and approximate pictures are not worth keeping.
-        cached = self.use_cache and info.kind == "video" and not info.files and not reading.fast
-        if target is not None or cached:
+        if target is not None or self.keeps(info, reading):
             source = identify(info.path, info.stream_index)
             found = find_memory(source, self.fingerprint, plan)
             if found is not None and target is None:
@@ -176,6 +174,11 @@ class Watcher:
         finally:
             keeper.release()
         return replace(memory, spoken=spoken)
+
+    def keeps(self, info: VideoInfo, reading: ReadingOptions) -> bool:
+        """Whether what is seen of a file so read is kept in the cache, and found there again."""
+        # A folder has no content to sample, and approximate pictures are not worth keeping.
+        return self.use_cache and info.kind == "video" and not info.files and not reading.fast
 
     def _remember(self, found: Path, info: VideoInfo, plan: ClipPlan) -> VideoMemory:
         os.utime(found)

@@ -16,7 +16,7 @@ from apollo_cli.planning import QUESTION_RESERVE
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
-from apollo_cli.video.subtitles import find_subtitles, subtitles_between
+from apollo_cli.video.subtitles import subtitles_between
 from apollo_cli.video_memory import VideoMemory
 
 if TYPE_CHECKING:
@@ -120,7 +120,7 @@ def estimate_cost(
         FitError: not even one clip of each fits.
     """
     planner, hardware = apollo.planner, apollo.hardware
-    spoken = [_listen(info, talk.reading) for info in infos]
+    spoken = [apollo.listen(info, talk.reading) for info in infos]
     plans = planner.plan(infos, talk.sampling, talk.reserve_tokens, spoken)
     answer = talk.options.max_new_tokens
     demand = measure_demand(
@@ -167,14 +167,10 @@ def _count_lines(spoken: Sequence[Spoken], plans: Sequence[ClipPlan]) -> int:
     return sum(len(subtitles_between(one.subtitles, *window)) for one, window in told)
 
 
-def _listen(info: VideoInfo, reading: ReadingOptions) -> Spoken:
-    return Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style)
-
-
 def _is_remembered(
     apollo: Apollo, info: VideoInfo, plan: ClipPlan, reading: ReadingOptions
 ) -> bool:
-    if not apollo.watcher.use_cache or info.kind != "video" or info.files or reading.fast:
+    if not apollo.watcher.keeps(info, reading):
         return False
     source = identify(info.path, info.stream_index)
     return find_memory(source, apollo.watcher.fingerprint, plan) is not None

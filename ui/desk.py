@@ -144,10 +144,7 @@ class Desk:
             UsageError: the last one is not done.
         """
         with visit.changed:
-            if visit.task is not None and not visit.task.stopping.is_set():
-                raise UsageError(
-                    "the last request is still being worked on", next_step="press Stop"
-                )
+            self.check_free(visit)
             visit.task, visit.error, visit.notice = task, "", ""
         is_open = task.kind == "open"
         if not is_open:
@@ -165,7 +162,7 @@ class Desk:
             UsageError: it is not.
         """
         if visit.task is not None and not visit.task.stopping.is_set():
-            raise UsageError("the last request is not done yet", next_step="press Stop")
+            raise UsageError("the last request is still being worked on", next_step="press Stop")
 
     def stop(self, visit: Visit) -> None:
         """Stop what is done for a visitor, at whatever stage it is."""

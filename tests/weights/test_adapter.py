@@ -123,7 +123,8 @@ def test_the_same_weights_under_another_name_and_in_other_files_are_the_same_mod
     trained: Recipe, tmp_path: Path
 ):
     moved = tiny.save(tmp_path / "another name", Tiny(shards=2))
-    engine.load(moved, adapter=trained.output, device="cpu")
+    apollo = engine.load(moved, adapter=trained.output, device="cpu")
+    assert apollo.describe()["adapter"]["name"] == trained.output.name
 
 
 def test_a_file_in_place_of_a_result_is_not_called_missing(checkpoint: Path):
