@@ -227,7 +227,8 @@ class Desk:
 
     def plan_later(self, visit: Visit) -> None:
         """Work out what a question would cost, once the model is there."""
-        visit.is_planning = True
+        with visit.changed:
+            visit.plans_to_come += 1
         visit.revise()
         if self._loaded is not None:
             self._loaded.add_done_callback(lambda _: self._looker_submit(visit))
@@ -239,8 +240,9 @@ class Desk:
 
     def _plan(self, visit: Visit) -> None:
         apollo, infos = self.apollo, list(visit.infos)
+        is_outdated = visit.plans_to_come > 1
         try:
-            if apollo is not None and infos:
+            if apollo is not None and infos and not is_outdated:
                 talk = visit.talk(apollo)
                 watched = self.answering.shelf.find(identity(talk, infos)) is not None
                 visit.cost = estimate_cost(
@@ -250,7 +252,8 @@ class Desk:
         except (ApolloError, OSError) as error:
             visit.cost_error = sentence(error)
         finally:
-            visit.is_planning = False
+            with visit.changed:
+                visit.plans_to_come -= 1
             visit.revise()
 
     def _ask(self, visit: Visit, task: Task) -> None:

@@ -286,7 +286,7 @@ class Handlers:
             opened=visit.opened,
             cost=tuple(visit.cost.describe()) if visit.cost else (),
             cost_error=visit.cost_error,
-            is_planning=visit.is_planning,
+            is_planning=visit.plans_to_come > 0,
             told=tuple(visit.told),
             can_check=visit.can_check,
             task=task.kind if task else None,

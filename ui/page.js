@@ -89,9 +89,12 @@
   }
 
   document.addEventListener("click", (event) => {
-    const button = event.target.closest("[data-seek], [data-show], [data-ask], #shade, .strip-bar");
+    const button = event.target.closest("[data-seek], [data-show], [data-ask], #shade, #unfold, .strip-bar");
     if (!button) return;
     if (button.matches("#shade")) shade(!document.body.classList.contains("dark"));
+    else if (button.matches("#unfold")) {
+      button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
+    }
     else if (button.dataset.seek) seek(Number(button.dataset.seek), button.closest(".file"));
     else if (button.dataset.show) {
       document.querySelector("#player").dataset.shown = button.dataset.show;

@@ -27,6 +27,11 @@ _PICK = """element.addEventListener('click', (event) => {
   if (row) trigger("click", {pick: row.dataset.pick});
 });"""
 
+_UNFOLD = (
+    '<button type="button" id="unfold" aria-expanded="false" aria-controls="fields">'
+    "What is looked at, and how it answers</button>"
+)
+
 
 def page_looks() -> dict[str, Any]:
     """What ``mount_gradio_app`` or ``launch`` needs besides the page: theme, style and script."""
@@ -124,17 +129,21 @@ def _lay_out_side(views: dict[str, gr.HTML]) -> dict[str, Any]:
 def _lay_out_settings(defaults: UiDefaults) -> list[Any]:
     value = settings_of(defaults.sampling, defaults.reading, defaults.generation)
     modes = [("Clips at a rate", "fps"), ("Frames spread evenly", "uniform")]
-    with gr.Accordion("What is looked at, and how it answers", open=False, elem_id="settings"):
-        with gr.Row():
-            start = gr.Textbox(value.start, label="From")
-            end = gr.Textbox(value.end, label="To", placeholder="the end")
-            clips = gr.Textbox(value.clips, label="Most clips", placeholder="as many as fit")
-        with gr.Row():
-            mode = gr.Radio(modes, value=value.mode, label="Sampling")
-            label = "Frames a second, or in all"
-            rate = gr.Textbox(value.rate, label=label, placeholder="as trained")
-        with gr.Row():
-            tokens = gr.Textbox(value.answer_tokens, label="Longest answer, in tokens")
-            heat = gr.Textbox(value.temperature, label="Temperature (0: repeatable)")
-            subtitles = gr.Checkbox(value.subtitles, label="Read subtitles")
+    # No accordion: Gradio makes its fields when it is first opened, and forgets what is typed
+    # into them meanwhile.
+    with gr.Column(elem_id="settings"):
+        _html("unfold-box", _UNFOLD)
+        with gr.Column(elem_id="fields"):
+            with gr.Row():
+                start = gr.Textbox(value.start, label="From")
+                end = gr.Textbox(value.end, label="To", placeholder="the end")
+                clips = gr.Textbox(value.clips, label="Most clips", placeholder="as many as fit")
+            with gr.Row():
+                mode = gr.Radio(modes, value=value.mode, label="Sampling")
+                label = "Frames a second, or in all"
+                rate = gr.Textbox(value.rate, label=label, placeholder="as trained")
+            with gr.Row():
+                tokens = gr.Textbox(value.answer_tokens, label="Longest answer, in tokens")
+                heat = gr.Textbox(value.temperature, label="Temperature (0: repeatable)")
+                subtitles = gr.Checkbox(value.subtitles, label="Read subtitles")
     return [start, end, mode, rate, clips, subtitles, tokens, heat]

@@ -141,7 +141,7 @@ class Visit:
         turns: the talk as the model is told it. told: as the visitor is shown it.
         answers: the record of the last answer, where there is one. asked: what it was made with.
         cost: of the next question; None until it is known. cost_error: why there is none.
-        is_planning: whether another cost is being worked out.
+        plans_to_come: how many times the cost is still to be worked out; the last one counts.
         task: what is being done. error: what went wrong last. notice: a word that is no error.
         uploads: files to be deleted with the visit.
         session: of the page that shows it now. used: when it was last heard of.
@@ -165,7 +165,7 @@ class Visit:
     asked: Asked | None = None
     cost: Cost | None = None
     cost_error: str = ""
-    is_planning: bool = False
+    plans_to_come: int = 0
     task: Task | None = None
     error: str = ""
     notice: str = ""

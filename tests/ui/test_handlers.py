@@ -161,6 +161,16 @@ def test_other_settings_change_the_plan_before_anything_is_watched(
     assert state.cost[0].startswith("8 frames")
 
 
+def test_of_settings_that_change_quickly_the_last_are_told(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    for _ in range(10):
+        first = handlers.change(visit, replace(PLAIN, clips="2"))
+        next(first)
+        state = last(handlers.change(visit, replace(PLAIN, clips="1")))
+        assert not list(first)
+        assert state.cost[0].startswith("1 clip,")
+
+
 @pytest.mark.parametrize(
     "settings",
     [

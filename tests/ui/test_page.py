@@ -263,7 +263,7 @@ def test_the_added_file_is_shown_and_tabs_say_which_one_is(page: Page):
 
 def test_a_setting_that_was_just_typed_counts_for_the_question(page: Page):
     open_file(page, "long.mp4")
-    page.click("#settings button.label-wrap")
+    page.click("#unfold")
     page.get_by_label("Most clips").fill("3")
     page.locator("#question textarea").evaluate("field => field.focus()")
     ask(page, "What is shown?")
@@ -377,7 +377,7 @@ def test_a_file_that_became_a_link_is_not_asked_about(page: Page, folder: Path):
 
 def test_no_answer_is_lost_where_one_event_ends_as_the_next_begins(page: Page):
     open_file(page, "long.mp4")
-    page.click("#settings button.label-wrap")
+    page.click("#unfold")
     for clips in ("4", "5", "6"):
         page.get_by_label("Most clips").fill(clips)
         # Leaving the field and asking are a few milliseconds apart.
@@ -400,7 +400,7 @@ def test_a_server_that_was_started_again_is_told_of_and_the_question_stays(
 
 def test_the_question_stays_in_view_beside_open_settings(page: Page):
     open_file(page, "long.mp4")
-    page.click("#settings button.label-wrap")
+    page.click("#unfold")
     page.get_by_label("Temperature").scroll_into_view_if_needed()
     expect(page.locator("#question")).to_be_in_viewport(ratio=1)
     expect(page.locator(".strip-bar")).to_be_in_viewport(ratio=1)
@@ -409,18 +409,33 @@ def test_the_question_stays_in_view_beside_open_settings(page: Page):
 def test_settings_change_the_plan_before_asking(page: Page):
     open_file(page, "long.mp4")
     expect(page.locator(".plan")).to_contain_text("10 clips, every moment seen")
-    page.click("#settings button.label-wrap")
+    page.click("#unfold")
     page.get_by_label("Most clips").fill("4")
     page.get_by_label("Most clips").press("Enter")
     expect(page.locator(".plan")).to_contain_text("4 clips, 2.0 s seen of every 5.")
     expect(page.locator(".strip-clips")).to_have_attribute("d", re.compile(r"^(M[^M]+){4}$"))
     page.reload()
     expect(page.locator(".plan")).to_contain_text("4 clips")
-    page.click("#settings button.label-wrap")
+    page.click("#unfold")
     expect(page.get_by_label("Most clips")).to_have_value("4")
     page.get_by_label("From").fill("never")
     page.get_by_label("From").press("Enter")
     expect(page.locator("#alert [role=alert]")).to_contain_text("'never' is not a time")
+
+
+def test_what_is_typed_the_moment_the_settings_are_unfolded_is_kept(page: Page):
+    open_file(page, "long.mp4")
+    page.evaluate(
+        """() => {
+          document.querySelector("#unfold").click();
+          const field = document.querySelector("#fields [placeholder='as many as fit']");
+          field.value = "4";
+          field.dispatchEvent(new Event("input", {bubbles: true}));
+          field.dispatchEvent(new KeyboardEvent("keypress", {key: "Enter", bubbles: true}));
+        }"""
+    )
+    expect(page.locator(".plan")).to_contain_text("4 clips, 2.0 s seen of every 5.")
+    expect(page.get_by_label("Most clips")).to_have_value("4")
 
 
 def test_a_talk_is_saved_and_loaded_into_another_tab(
@@ -495,7 +510,7 @@ def test_nothing_sticks_out_at_any_width(browser: Browser, served: tuple[str, Si
     with browser.new_context(viewport={"width": width, "height": 800}) as context:
         page = visit(context, served[0])
         open_file(page, "long.mp4")
-        page.click("#settings button.label-wrap")
+        page.click("#unfold")
         assert page.evaluate("document.documentElement.scrollWidth") <= width
         watch, side = (page.locator(name).bounding_box() for name in ("#watch", "#side"))
         assert watch is not None
