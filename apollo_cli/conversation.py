@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from apollo_cli.answer import Answer
+from apollo_cli.atomic import write_whole
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
@@ -164,9 +165,7 @@ class Conversation:
         text = self.to_markdown() if is_text else json.dumps(self.to_dict(), indent=2) + "\n"
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
-            fresh = path.with_name(path.name + ".new")
-            fresh.write_text(text, "utf-8")
-            fresh.replace(path)
+            write_whole(path, text)
         except OSError as error:
             raise UsageError(f"{path} cannot be written ({error.strerror})") from error
 

@@ -20,6 +20,7 @@ import torch
 from filelock import FileLock
 from safetensors import SafetensorError, safe_open
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.errors import MediaError, WeightsError
 from apollo_cli.memory_record import RECORD_KEY, MemoryRecord, read_record
 from apollo_cli.spoken import Spoken
@@ -113,9 +114,7 @@ class MemoryWriter:
             file.flush()
             os.fsync(file.fileno())
         self.done += len(times)
-        fresh = self.counter.with_name(self.counter.name + ".new")
-        fresh.write_text(str(self.done))
-        fresh.replace(self.counter)
+        write_whole(self.counter, str(self.done))
 
     def finish(self, notes: tuple[str, ...]) -> Path:
         """Complete the record and give the file its name."""

@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.stages import (
     METHODS,
@@ -173,9 +174,7 @@ def write_project(
         folder.mkdir(parents=True, exist_ok=True)
         for plan, path in zip(plans, files, strict=True):
             text = render(plan, [_near(source, folder) for source in sources], name, method, values)
-            partial = path.with_name(f".{path.name}.unfinished")
-            partial.write_text(text, "utf-8")
-            partial.replace(path)
+            write_whole(path, text)
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror or error})") from None
     return files

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import hashlib
 import json
-import os
 from dataclasses import asdict, dataclass
 from pathlib import Path
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights.files import apollo_home, read_json
 
@@ -61,9 +61,7 @@ def write_manifest(manifest: Manifest) -> Path:
     row = asdict(manifest) | {"folder": str(manifest.folder), "schema": _SCHEMA}
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
-        partial = path.with_name(f".{path.name}.{os.getpid()}")
-        partial.write_text(json.dumps(row, indent=1) + "\n", encoding="utf-8")
-        return partial.replace(path)
+        return write_whole(path, json.dumps(row, indent=1) + "\n")
     except OSError as error:
         raise WeightsError(
             f"the manifest {path} cannot be written ({error.strerror or error})",

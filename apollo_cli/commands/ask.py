@@ -9,6 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.commands.asking import (
     Request,
     answer_all,
@@ -186,7 +187,7 @@ def _put(text: str, output: Path | None) -> None:
         click.echo(text, nl=False)
         return
     try:
-        output.write_text(text, "utf-8")
+        write_whole(output, text)
     except OSError as error:
         raise UsageError(f"-o {output}: {error.strerror}") from error
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -70,7 +71,7 @@ def open_rows(output: Path) -> TextIO:
         content = output.read_bytes() if output.is_file() else b""
         whole = content[: content.rfind(b"\n") + 1]
         if len(whole) < len(content):
-            output.write_bytes(whole)
+            os.truncate(output, len(whole))
         return output.open("a", encoding="utf-8")
     except OSError as error:
         raise UsageError(f"-o {output} cannot be written ({error.strerror})") from error

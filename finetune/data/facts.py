@@ -12,6 +12,7 @@ from typing import Any, Literal
 import numpy as np
 
 from apollo_cli._version import __version__
+from apollo_cli.atomic import write_whole
 from apollo_cli.video.info import VideoInfo
 
 # Name of the facts in the folder of a result.
@@ -111,14 +112,9 @@ class FactsCache:
 
     def save(self) -> None:
         """Write them down; a place that cannot be written is no loss."""
-        partial = self.path.with_name(self.path.name + ".partial")
-        try:
+        with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
-            partial.write_text(json.dumps({"version": __version__, "files": self._rows}), "utf-8")
-            partial.replace(self.path)
-        except OSError:
-            with suppress(OSError):
-                partial.unlink()
+            write_whole(self.path, json.dumps({"version": __version__, "files": self._rows}))
 
 
 def _stamp(path: Path) -> list[int]:

@@ -15,6 +15,7 @@ from pathlib import Path
 
 from filelock import Timeout
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
 from apollo_cli.finetune.data.sample import Sample
@@ -177,12 +178,9 @@ class FeatureStore:
         return hashlib.sha256(described.encode()).hexdigest()
 
     def _save(self, process: int) -> None:
-        target = self.folder / f"list-{process}.json"
-        fresh = target.with_suffix(".new")
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
-            fresh.write_text(json.dumps(self._files), "utf-8")
-            fresh.replace(target)
+            write_whole(self.folder / f"list-{process}.json", json.dumps(self._files))
         except OSError as error:
             raise self._cannot_write(error) from error
 

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import save_result
 from apollo_cli.finetune.data.dataset import load_dataset
@@ -290,10 +291,8 @@ def _forget(output: Path) -> None:
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:
-    fresh = path.with_name(path.name + ".new")
     try:
-        fresh.write_text(json.dumps(values, indent=1))
-        fresh.replace(path)
+        write_whole(path, json.dumps(values, indent=1))
     except OSError as error:
         raise DataError(
             f"{path} cannot be written ({error.strerror or error})",

@@ -9,6 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.atomic import make_whole, write_whole
 from apollo_cli.errors import DataError
 
 LOG_NAME, CURVE_NAME = "log.jsonl", "loss.png"
@@ -57,10 +58,8 @@ class RunLog:
         self.path = folder / LOG_NAME
         self._board = _open_board(folder, step) if tensorboard else None
         kept = [row for row in read_log(self.path) if row.get("step", 0) <= step] if step else []
-        fresh = self.path.with_name(LOG_NAME + ".new")
         try:
-            fresh.write_text("".join(json.dumps(row) + "\n" for row in kept))
-            fresh.replace(self.path)
+            write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = self.path.open("a")
         except OSError as error:
             raise _cannot_write(self.path, error) from error
@@ -173,12 +172,9 @@ def draw_loss(log: Path, picture: Path) -> None:
     axes.set_xlabel("step")
     axes.set_ylabel("loss")
     axes.legend()
-    fresh = picture.with_name(picture.name + ".new")
     try:
-        figure.savefig(fresh, format="png", dpi=120)
-        fresh.replace(picture)
+        make_whole(picture, lambda fresh: figure.savefig(fresh, format="png", dpi=120))
     except OSError as error:
-        fresh.unlink(missing_ok=True)
         raise _cannot_write(picture, error) from error
 
 
