@@ -157,17 +157,14 @@ def hold_out(
     """Part samples in those to train on and those to measure with.
 
     Args:
-        share: of the samples that are held out, at least one where it is above 0. All samples of
-            a video or image stay together, so it may become up to twice as many.
+        share: of the samples that are held out, at least one where it is above 0. Samples that
+            share a video or image stay together, so it may become up to twice as many.
         seed: which ones. Names of files decide, not their folders.
 
     Returns:
         Both parts in their old order. The second is empty where every file has too many samples.
     """
-    groups: dict[object, list[int]] = {}
-    for index, sample in enumerate(samples):
-        seen = sample.visuals[0].path if sample.visuals else sample.turns
-        groups.setdefault(seen, []).append(index)
+    groups = _group(samples)
     if share <= 0 or len(groups) < 2:
         return list(samples), []
 
@@ -184,6 +181,30 @@ def hold_out(
             aside.update(groups[seen])
     kept = [sample for index, sample in enumerate(samples) if index not in aside]
     return kept, [samples[index] for index in sorted(aside)]
+
+
+def _group(samples: Sequence[Sample]) -> dict[object, list[int]]:
+    """Places of the samples that share a video or image, directly or through others.
+
+    Text alone is a group by its turns. A group is known by the first of its files by name.
+    """
+    leaders: dict[Path, Path] = {}
+
+    def leader_of(path: Path) -> Path:
+        while leaders.setdefault(path, path) != path:
+            leaders[path] = path = leaders[leaders[path]]
+        return path
+
+    for sample in samples:
+        for visual in sample.visuals:
+            ends = leader_of(sample.visuals[0].path), leader_of(visual.path)
+            first, other = sorted(ends, key=lambda path: (path.name, path))
+            leaders[other] = first
+    groups: dict[object, list[int]] = {}
+    for index, sample in enumerate(samples):
+        seen = leader_of(sample.visuals[0].path) if sample.visuals else sample.turns
+        groups.setdefault(seen, []).append(index)
+    return groups
 
 
 def _any_good(samples: Sequence[Sample], good: Container[str]) -> bool:

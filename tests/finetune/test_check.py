@@ -204,6 +204,23 @@ def test_whole_videos_are_held_out_and_always_the_same() -> None:
     assert not held[0].visuals
 
 
+@pytest.mark.parametrize("seed", range(8))
+def test_samples_that_share_any_video_are_held_out_together(seed: int) -> None:
+    def clip(number: int) -> Visual:
+        return Visual(Path(f"/a/{number}.mp4"), "video")
+
+    # Each two share the second of one and the first of the other: chains of three.
+    samples = [
+        talk(f"{chain}-{n}", clip(4 * chain + n), clip(4 * chain + n + 1))
+        for n in range(3)
+        for chain in range(10)
+    ]
+    kept, held = hold_out(samples, 0.1, seed)
+    assert len(held) == 3
+    assert not {v for s in kept for v in s.visuals} & {v for s in held for v in s.visuals}
+    assert hold_out(samples[::-1], 0.1, seed)[1] == held[::-1]
+
+
 def test_all_stages_hold_out_the_same_videos(folder: Path) -> None:
     rows = []
     for n in range(10):
