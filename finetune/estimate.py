@@ -60,10 +60,12 @@ class TrainingEstimate:
     """Bytes on the device while training.
 
     Attributes:
-        weights: frozen ones in the dtype of the run or in 4 bit, trained ones in float32.
+        weights: frozen ones in the dtype of the run or in 4 bit, trained ones in float32; without
+            encoders and connector where these are set aside once all videos are watched.
         gradients, optimiser: of what is trained.
         activations: kept for the backward pass, at the dearest moment.
         logits: of the trained tokens. runtime: libraries and contexts.
+        watching: all that is held while videos are watched ahead; 0 where none are.
     """
 
     weights: int
@@ -72,16 +74,20 @@ class TrainingEstimate:
     activations: int
     logits: int
     runtime: int
+    watching: int = 0
 
     @property
     def peak(self) -> int:
         """The most that is held at one time."""
         kept = self.weights + self.gradients + self.optimiser + self.runtime
-        return kept + self.activations + self.logits
+        return max(self.watching, kept + self.activations + self.logits)
 
     def describe(self) -> str:
         """The parts that matter, the largest first."""
-        parts = sorted(vars(self).items(), key=lambda item: -item[1])
+        if self.watching == self.peak:
+            return "while videos are watched ahead"
+        held = {name: size for name, size in vars(self).items() if name != "watching"}
+        parts = sorted(held.items(), key=lambda item: -item[1])
         return ", ".join(f"{name} {size / 1e9:.1f}" for name, size in parts if size >= 5e7)
 
 
@@ -164,7 +170,7 @@ def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimat
     run, recipe = training.run, training.recipe
     values = training.trained_values()
     trained = sum(values.values())
-    weights = weights_bytes(run, training.quant)
+    weights, copies = weights_bytes(run, training.quant), 0
     for part, count in values.items():
         if part in training.low_rank:
             weights += _FLOAT32 * count
@@ -172,16 +178,24 @@ def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimat
         weights += (_FLOAT32 - run.value_bytes) * count
         if run.value_bytes < _FLOAT32:
             # Autocast keeps a copy in the dtype of the run until the step is done.
-            weights += run.value_bytes * count
+            copies += run.value_bytes * count
+    runtime = HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if training.quant else 0)
+    if run.device == "cuda":
+        runtime = CUDA_RUNTIME_BYTES
+    watching = aside = 0
+    if training.cached:
+        watching = weights + runtime + _watching(training, sample.clips)
+        if run.device != "cpu":
+            parts = training.part_values("encoders") + training.part_values("connector")
+            aside = parts * run.value_bytes
     return TrainingEstimate(
-        weights=weights,
+        weights=weights + copies - aside,
         gradients=_FLOAT32 * trained,
         optimiser=_STATE_BYTES[recipe.optimizer] * trained,
         activations=_activations(training, sample),
         logits=_logits(training, sample),
-        runtime=CUDA_RUNTIME_BYTES
-        if run.device == "cuda"
-        else HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if training.quant else 0),
+        runtime=runtime,
+        watching=watching,
     )
 
 
@@ -225,8 +239,7 @@ def _clips(training: Training, clips: int) -> tuple[int, int]:
         return tokens, 0
     learns = "encoders" in recipe.train, "connector" in recipe.train
     if not any(learns):
-        batch = min(clips, ENCODE_BATCH[run.device])
-        return pixels + tokens, batch * clip_bytes(config, size)
+        return pixels + tokens, _watching(training, clips)
     connector = _connector_bytes(config, size)
     encoders = sum(_encoder_bytes(encoder, config, size) for encoder in config.encoders)
     time, rows, columns = config.connector.grid
@@ -237,6 +250,12 @@ def _clips(training: Training, clips: int) -> tuple[int, int]:
         return pixels + tokens + clips * features, int(_BACKWARD_SHARE * batch * inside)
     kept = encoders * learns[0] + connector + features
     return pixels + tokens + clips * kept, clip_bytes(config, size)
+
+
+def _watching(training: Training, clips: int) -> int:
+    """Bytes of the dearest moment of clips that nothing is learned from."""
+    run = training.run
+    return min(clips, ENCODE_BATCH[run.device]) * clip_bytes(run.config, run.value_bytes)
 
 
 def _connector_bytes(config: NetworkConfig, size: int) -> int:

@@ -137,15 +137,17 @@ def _run(
     recipe, steps = prepared.recipe, prepared.steps
     started = time.monotonic()
     last = saved.step if saved else 0
-    optimiser = Optimiser(prepared.trained, recipe, steps)
     if saved is not None:
-        _restore(optimiser, saved)
         say(f"going on behind step {last} of {steps}")
     past = [row for row in read_log(recipe.output / LOG_NAME) if row["step"] <= last]
     team.wait_for_everyone()
     with ExitStack() as stack:
         builder = stack.enter_context(build_builder(prepared))
         watch_ahead(prepared, builder, team, quarantine, on_progress)
+        # Behind the watching, so that its states and the encoders are not held together.
+        optimiser = Optimiser(prepared.trained, recipe, steps)
+        if saved is not None:
+            _restore(optimiser, saved)
         log = None
         if team.is_main_process:
             log = RunLog(recipe.output, last, tensorboard=recipe.tensorboard)

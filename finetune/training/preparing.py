@@ -287,6 +287,8 @@ def watch_ahead(
     store.load()
     quarantine.load()
     builder.remembered = store.find
+    if base.network.device.type != "cpu":
+        prepared.trainee.set_aside()
 
 
 def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:

@@ -6,7 +6,8 @@ K vocabulary.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 
 import torch
 import torch.nn.functional as F
@@ -35,12 +36,23 @@ class Trainee(nn.Module):
         self.network = network
         self.gradient_checkpointing = gradient_checkpointing
         self.encode_batch = ENCODE_BATCH.get(network.device.type, ENCODE_BATCH["cpu"])
+        self._aside: tuple[nn.Module, ...] = ()
         if gradient_checkpointing:
             network.llm.activation_checkpointing_enable({"use_reentrant": False})
             # A layer drops its activations only in training mode, and a frozen language model is
             # in evaluation mode; this flag alone changes nothing else, its children keep theirs.
             for layer in network.llm.model.layers:
                 layer.training = True
+
+    def set_aside(self) -> None:
+        """Keep the frozen encoders and connector in main memory, all that they say being known.
+
+        One video whose tokens are lost after all is still watched: they come back for it.
+        """
+        self._aside = (self.network.encoders, self.network.connector)
+        for part in self._aside:
+            part.to("cpu")
+        torch.cuda.empty_cache()
 
     def forward(self, examples: Sequence[Example]) -> tuple[torch.Tensor, int]:
         """The loss of a micro batch.
@@ -85,11 +97,25 @@ class Trainee(nn.Module):
         """Visual tokens (C x R, H) of each example; the clips of all go through together."""
         shown = [example.pixels for example in examples if example.pixels is not None]
         clips = [len(next(iter(pixels.values()))) for pixels in shown]
-        encoded = iter(self._encode(join_clips(shown)).split(clips)) if shown else iter(())
+        encoded: Iterator[torch.Tensor] = iter(())
+        if shown:
+            with self._at_hand():
+                encoded = iter(self._encode(join_clips(shown)).split(clips))
         return [
             example.tokens if example.pixels is None else next(encoded).flatten(0, 1)
             for example in examples
         ]
+
+    @contextmanager
+    def _at_hand(self) -> Iterator[None]:
+        """What was set aside, back on the device for a while."""
+        for part in self._aside:
+            part.to(self.network.device)
+        try:
+            yield
+        finally:
+            for part in self._aside:
+                part.to("cpu")
 
     def _encode(self, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
         """Visual tokens (C, R, H) of clips, a few clips at a time."""

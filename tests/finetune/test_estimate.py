@@ -156,6 +156,21 @@ def test_checkpointing_small_batches_and_few_bits_lower_the_peak():
     assert estimate_training(less, LONG).peak < peak
 
 
+def test_what_is_watched_ahead_leaves_room_for_training():
+    ahead = released("apollo-3b", "qlora")
+    each_time = replace(ahead, recipe=replace(ahead.recipe, cache_features=False))
+    here = replace(ahead, run=replace(ahead.run, device="cpu"))
+    first, second, third = (estimate_training(t, LONG) for t in (ahead, each_time, here))
+    parts = ahead.part_values("encoders") + ahead.part_values("connector")
+    assert second.weights - first.weights == parts * ahead.run.value_bytes
+    assert third.weights == second.weights
+    assert first.watching > first.weights
+    assert second.watching == 0
+    short = estimate_training(ahead, SampleSize(tokens=64, trained=8, clips=2))
+    assert short.peak == short.watching
+    assert "watched ahead" in short.describe()
+
+
 def test_eight_bit_states_are_a_quarter():
     full = released("apollo-1.5b", "full")
     small = replace(full, recipe=replace(full.recipe, optimizer="adamw8bit"))

@@ -163,6 +163,23 @@ def test_cached_tokens_give_the_same_loss(folder: Path, examples: list[Example])
     assert all(torch.equal(grad, grads[name]) for name, grad in gradients(network).items())
 
 
+def test_parts_that_are_set_aside_come_back_for_what_is_not_cached(
+    folder: Path, examples: list[Example]
+):
+    trainee = Trainee(fresh(folder, "llm"))
+    plain = train_once(trainee, [examples])
+    places = []
+    trainee.set_aside()
+    for part in (trainee.network.encoders, trainee.network.connector):
+        move = part.to
+        part.to = lambda device, move=move: places.append(str(device)) or move(device)  # pyright: ignore
+    assert train_once(trainee, [examples]) == plain
+    assert places == ["cpu"] * 4
+    text = Example("text", examples[0].ids[:3], examples[0].labels[:3], None, None)
+    trainee.visual_tokens([text])
+    assert len(places) == 4
+
+
 @pytest.mark.parametrize("quant", [None, "4bit"])
 def test_adapters_are_trained_on_a_frozen_base(
     folder: Path, examples: list[Example], quant: str | None
