@@ -6,9 +6,7 @@ D width of an encoder, N tokens of a clip on the common grid, V encoder widths.
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable, Iterator
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 
 from apollo_cli.config import ENCODE_BATCH
 from apollo_cli.finetune.recipe import Recipe
@@ -296,41 +294,6 @@ def _logits(training: Training, sample: SampleSize) -> int:
     if training.recipe.gradient_checkpointing:
         rows = min(rows, LOGIT_ROWS)
     return rows * training.run.llm.vocabulary * (2 * size + 3 * _FLOAT32)
-
-
-def lowered(training: Training, sample: SampleSize, free_bytes: int) -> tuple[str, bool]:
-    """What to lower so that training fits, in words, and whether it fits then.
-
-    Cheaper things come first; what is named is to be changed together.
-    """
-    changes: dict[str, str] = {}
-    for words, change in _rungs(training.recipe, sample):
-        training = replace(training, recipe=change(training.recipe))
-        changes[words.partition(" = ")[0]] = words
-        tokens = min(sample.tokens, training.recipe.max_tokens or sample.tokens)
-        clips = math.ceil(sample.clips * tokens / sample.tokens)
-        sample = SampleSize(tokens, min(sample.trained, tokens), clips)
-        if estimate_training(training, sample).peak <= free_bytes:
-            return ", ".join(changes.values()), True
-    return ", ".join(changes.values()), False
-
-
-def _rungs(recipe: Recipe, sample: SampleSize) -> Iterator[tuple[str, Callable[[Recipe], Recipe]]]:
-    if not recipe.gradient_checkpointing:
-        yield "gradient_checkpointing = true", lambda r: replace(r, gradient_checkpointing=True)
-    if recipe.micro_batch_size > 1:
-        yield "micro_batch_size = 1", lambda r: replace(r, micro_batch_size=1)
-    if recipe.optimizer == "adamw" and recipe.method == "full":
-        yield 'optimizer = "adamw8bit"', lambda r: replace(r, optimizer="adamw8bit")
-    if "llm" in recipe.train and recipe.method == "full":
-        yield 'method = "lora"', lambda r: replace(r, method="lora")
-    if recipe.method != "qlora":
-        yield 'method = "qlora"', lambda r: replace(r, method="qlora")
-    if "encoders" in recipe.train and not recipe.lora_encoders:
-        yield "lora_encoders = true", lambda r: replace(r, lora_encoders=True)
-    for tokens in (16_384, 8192, 4096, 2048, 1024, 512):
-        if tokens < sample.tokens:
-            yield f"max_tokens = {tokens}", lambda r, most=tokens: replace(r, max_tokens=most)
 
 
 def step_operations(training: Training, sample: SampleSize) -> float:

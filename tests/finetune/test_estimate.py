@@ -15,9 +15,9 @@ from apollo_cli.finetune.estimate import (
     Training,
     estimate_seconds,
     estimate_training,
-    lowered,
     step_operations,
 )
+from apollo_cli.finetune.needs import lowered
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part
 from apollo_cli.finetune.training.examples import IGNORED, Example
