@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
@@ -10,6 +11,7 @@ import torch
 from apollo_cli.answer import Answer
 from apollo_cli.config import GenerationOptions
 from apollo_cli.engine import Apollo
+from apollo_cli.model.prompt import Turn
 from apollo_cli.video_memory import VideoMemory
 
 _SHUFFLE_SEED = 0
@@ -61,13 +63,18 @@ def blind_check(
     memories: list[VideoMemory],
     seen: Answer,
     options: GenerationOptions,
+    history: Sequence[Turn] = (),
 ) -> BlindCheck:
-    """Ask an answered question again without the video, and with its clips shuffled."""
-    blind = apollo.ask(None, seen.question, options)
+    """Ask an answered question again without the video, and with its clips shuffled.
+
+    Args:
+        history: the turns before it, which all three answers are given.
+    """
+    blind = apollo.ask(None, seen.question, options, history)
     shuffled = None
     if any(len(memory) > 1 for memory in memories):
         mixed = [shuffle(memory) for memory in memories]
-        shuffled = apollo.ask(mixed, seen.question, options)
+        shuffled = apollo.ask(mixed, seen.question, options, history)
     return BlindCheck(seen, blind, shuffled)
 
 

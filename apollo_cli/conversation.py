@@ -10,6 +10,7 @@ from typing import Any
 
 from apollo_cli.answer import Answer
 from apollo_cli.atomic import write_whole
+from apollo_cli.blind import BlindCheck, blind_check
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
@@ -91,13 +92,13 @@ class Conversation:
         """Look at another window of the same files.
 
         Raises:
-            UsageError: the window lies outside of a video; the old one stays.
+            UsageError: the window lies outside of a video; the old one stays, as whenever it fails.
         """
         before = self.sampling
         self.sampling = replace(before, start_seconds=start, end_seconds=end)
         try:
             self.watch(self.files, on_progress)
-        except UsageError:
+        except BaseException:
             self.sampling = before
             raise
 
@@ -120,6 +121,25 @@ class Conversation:
                 self.apollo.located.name,
             )
         )
+
+    def check_blind(self) -> BlindCheck:
+        """Ask the last question again without the video; its turn is told what came of it.
+
+        Raises:
+            UsageError: there is no answer yet, or other files or another window are in view.
+        """
+        last = self.turns[-1] if self.answers and self.turns else None
+        if not isinstance(last, KeptTurn) or not self.memories:
+            raise UsageError("a blind check", "ask a question about a video first")
+        if (last.files, last.sampling) != (tuple(self.files), self.sampling):
+            raise UsageError(
+                "the last answer was about another file or window", next_step="ask again"
+            )
+        check = blind_check(
+            self.apollo, self.memories, self.answers[-1], self.options, self.turns[:-1]
+        )
+        self.note_check(check.describe())
+        return check
 
     def note_check(self, said: Sequence[str]) -> None:
         """Keep what a blind check said of the last answer."""
@@ -170,7 +190,7 @@ class Conversation:
             raise UsageError(f"{path} cannot be written ({error.strerror})") from error
 
     def restore(self, path: Path, on_progress: Progress = no_progress) -> None:
-        """Go on with a saved talk: its turns, its window, its files.
+        """Go on with a saved talk: its turns, its files, and where none were given, its options.
 
         Raises:
             UsageError: there is none, or it cannot be read.
@@ -182,17 +202,26 @@ class Conversation:
             raise UsageError(f"{path}: there is no saved talk", next_step="start one") from error
         except (OSError, UnicodeDecodeError) as error:
             raise UsageError(f"{path} is not a saved talk, or damaged") from error
-        self.sampling, self.turns = saved.sampling, list(saved.turns)
+        self.turns = list(saved.turns)
+        if self.sampling == SamplingOptions():
+            self.sampling = saved.sampling
+        if self.options == GenerationOptions() and saved.generation is not None:
+            self.options = saved.generation
         self.watch(saved.files, on_progress)
 
 
 @dataclass(frozen=True)
 class SavedTalk:
-    """What a saved talk is gone on with: its turns, what was looked at, and of which files."""
+    """What a saved talk is gone on with: its turns, what was looked at, and of which files.
+
+    Attributes:
+        generation: how answers were written; None in talks of before.
+    """
 
     turns: tuple[KeptTurn, ...]
     files: tuple[str, ...]
     sampling: SamplingOptions
+    generation: GenerationOptions | None = None
 
 
 def read_talk(text: str, name: str) -> SavedTalk:
@@ -202,14 +231,18 @@ def read_talk(text: str, name: str) -> SavedTalk:
         name: what errors call it.
 
     Raises:
-        UsageError: it is not a saved talk, or damaged.
+        UsageError: it is not a saved talk, damaged, or of a later version.
     """
     try:
         saved = json.loads(text)
+        if int(saved.get("format", FORMAT)) > FORMAT:
+            raise UsageError(f"{name} is a talk of a later version", next_step="update apollo")
         turns = tuple(map(_read_turn, saved["turns"]))
         files = tuple(str(file) for file in saved["files"])
-        return SavedTalk(turns, files, SamplingOptions(**saved["sampling"]))
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
+        options = saved.get("options")
+        generation = GenerationOptions(**options) if options else None
+        return SavedTalk(turns, files, SamplingOptions(**saved["sampling"]), generation)
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
 
 

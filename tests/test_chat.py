@@ -13,8 +13,8 @@ import pytest
 
 from apollo_cli import engine
 from apollo_cli.cli import main
-from apollo_cli.config import GenerationOptions
-from apollo_cli.conversation import Conversation, last_talk, read_talk
+from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.conversation import Conversation, KeptTurn, last_talk, read_talk
 from apollo_cli.errors import UsageError
 from tests import tiny
 from tests.tiny import Tiny
@@ -113,11 +113,83 @@ def test_a_talk_that_was_saved_without_its_basis_is_gone_on_with():
     for broken in (["x"], [[]], [{**turn, "sampling": 3}], [{**turn, "files": None}], 5):
         with pytest.raises(UsageError, match="not a saved talk"):
             read_talk(json.dumps({**saved, "turns": broken}), "it")
+    for text in ("[]", "5", '"talk"', json.dumps({**saved, "format": "one"})):
+        with pytest.raises(UsageError, match="not a saved talk"):
+            read_talk(text, "it")
 
 
 def test_the_last_question_is_checked_blindly(say: Say):
     _, told = say("one?", "/blind")
     assert "without the video: " in told
+
+
+@pytest.mark.parametrize("change", [f"/video {OTHER}", "/from 0:01", "/clear"])
+def test_no_answer_is_checked_against_what_it_was_not_about(say: Say, change: str):
+    _, told = say("one?", change, "/blind")
+    assert "without the video: " not in told
+    assert "ask again" in told or "ask a question about a video first" in told
+
+
+def test_a_blind_check_is_given_the_same_turns_and_is_kept(checkpoint: str):
+    apollo = engine.load(checkpoint, use_cache=False)
+    talk = Conversation(apollo, GenerationOptions(max_new_tokens=6))
+    talk.watch([CLIP])
+    for question in ("one?", "two?"):
+        "".join(talk.ask(question))
+    check = talk.check_blind()
+    assert check.blind.text == apollo.ask(None, "two?", talk.options, talk.turns[:1]).text
+    assert check.blind.text != apollo.ask(None, "two?", talk.options).text
+    kept = [turn.check for turn in talk.turns if isinstance(turn, KeptTurn)]
+    assert kept == [(), tuple(check.describe())]
+    assert check.verdict in talk.to_markdown()
+
+
+def test_a_talk_that_cannot_be_kept_is_told_and_goes_on(say: Say, tmp_path: Path):
+    (tmp_path / "home").write_text("no folder")
+    out, told = say("one?", "two?")
+    assert len(out.splitlines()) == 2
+    assert told.count("last.json cannot be written") == 2
+
+
+def test_a_talk_in_which_nothing_is_said_does_not_replace_the_last(say: Say):
+    say("one?")
+    say("/help", "/frames", "/nonsense", arguments=(OTHER,))
+    assert json.loads(last_talk().read_text())["turns"][0]["question"] == "one?"
+
+
+def test_a_command_that_is_stopped_does_not_end_the_talk(say: Say, monkeypatch: pytest.MonkeyPatch):
+    watch = Conversation.watch
+
+    def stopped(talk: Conversation, files: Any, report: Any = None) -> None:
+        if files == [OTHER]:
+            raise KeyboardInterrupt
+        watch(talk, files)
+
+    monkeypatch.setattr(Conversation, "watch", stopped)
+    out, told = say(f"/video {OTHER}", "one?")
+    assert "stopped; the talk is as it was before" in told
+    assert len(out.splitlines()) == 1
+    assert json.loads(last_talk().read_text())["files"] == [CLIP]
+
+
+def test_going_on_takes_the_options_of_the_talk_where_none_are_given(
+    checkpoint: str, tmp_path: Path
+):
+    apollo = engine.load(checkpoint, use_cache=False)
+    hot = GenerationOptions(max_new_tokens=3, temperature=0.5, seed=7)
+    Conversation(apollo, hot, SamplingOptions(end_seconds=2)).save(tmp_path / "talk.json")
+    plain, wished = Conversation(apollo), Conversation(apollo, GenerationOptions(seed=1))
+    for talk in (plain, wished):
+        talk.restore(tmp_path / "talk.json")
+        assert talk.sampling.end_seconds == 2
+    assert (plain.options, wished.options) == (hot, GenerationOptions(seed=1))
+
+
+@pytest.mark.parametrize("number", [2, 99])
+def test_a_talk_of_a_later_version_is_refused(number: int):
+    saved = {"format": number, "files": [], "sampling": {}, "turns": []}
+    with pytest.raises(UsageError, match="later version"):
+        read_talk(json.dumps(saved), "it")
 
 
 def test_old_turns_are_left_out_whole_when_the_context_is_full(tmp_path: Path):

@@ -66,15 +66,21 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     introduce(talk.apollo, talk.memories, say_note)
     for turn in talk.turns:
         click.echo(f"> {turn.question}\n{turn.answer}", err=True)
+    kept = talk.to_dict()
     for line in _lines():
         if line in ("/exit", "/quit"):
             break
         try:
             _command(talk, line) if line.startswith("/") else _question(talk, line)
+            # A talk in which nothing was said does not take the place of the last one.
+            if (now := talk.to_dict()) != kept:
+                talk.save(last_talk())
+                kept = now
         except ApolloError as error:
             click.echo(f"error: {error.message}", err=True)
-        else:
-            talk.save(last_talk())
+        except KeyboardInterrupt:
+            click.echo(err=True)
+            say_note("stopped; the talk is as it was before")
 
 
 def _lines() -> Any:
@@ -158,12 +164,7 @@ def _frames(talk: Conversation, arguments: list[str]) -> None:
 
 
 def _blind(talk: Conversation, arguments: list[str]) -> None:
-    from apollo_cli.blind import blind_check
-
-    if not talk.answers or not talk.memories:
-        raise UsageError("/blind", "ask a question about a video first")
-    check = blind_check(talk.apollo, talk.memories, talk.answers[-1], talk.options)
-    for text in check.describe():
+    for text in talk.check_blind().describe():
         say_note(text)
 
 
