@@ -11,7 +11,9 @@ import numpy as np
 
 from apollo_cli.video_memory import VideoMemory
 
-_NUMBER = r"(\d+(?:\.\d+)?)"
+# A number begins where no other one does, and is short: each digit is looked at a few times only,
+# however many there are, and every moment fits a clock.
+_NUMBER = r"(?<![\d.])(\d{1,6}(?:\.\d+)?)"
 _UNIT = r"\s*(?:seconds?|secs?|s)\b"
 _CLOCK = r"(?<![\d:.])(?:(\d{1,2}):)?(\d{1,3}):([0-5]\d(?:\.\d+)?)(?![\d:])"
 _TIMES = re.compile(

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+import time
 from pathlib import Path
 
 import numpy as np
@@ -12,7 +13,7 @@ import torch
 from apollo_cli import engine
 from apollo_cli.blind import BlindCheck, blind_check, shuffle
 from apollo_cli.choices import choose, lettered
-from apollo_cli.citations import cited_times, clock
+from apollo_cli.citations import cited_times, clock, times_in
 from apollo_cli.config import GenerationOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
@@ -115,6 +116,8 @@ def test_shuffling_moves_every_clip_under_other_times_and_loses_none(video: Vide
         ("There are 5 cars and 12 people.", []),
         ("at 300 seconds", []),
         ("ratio 16:9 of 2:75", []),
+        ("at 7.123456789 s and 0:08.123456789", [7.123456789, 8.123456789]),
+        ("1234567 seconds, 1.2.3 s", []),
     ],
 )
 def test_times_in_an_answer_are_found_and_others_are_not(text: str, seconds: list[float]):
@@ -128,6 +131,21 @@ def test_a_cited_time_is_tied_to_the_clip_that_was_seen_or_said_to_be_unseen():
     assert (outside.clip_seconds, outside.seen) == ((10, 12), False)
     assert "nearest clip is 0:10-0:12" in outside.describe()
     assert [clock(t) for t in (5, 65.9, 3723)] == ["0:05", "1:05", "1:02:03"]
+
+
+@pytest.mark.parametrize("piece", ["1", "1 ", "1.", "1-", "1:", "0:00:", "1 and ", "1 - ", "1.1 "])
+@pytest.mark.parametrize(
+    ("head", "tail"), [("", ""), ("1.", " s"), ("1", ":"), ("0:00.", ":"), ("1 to ", " seconds")]
+)
+def test_no_answer_takes_long_to_be_searched_for_times(head: str, piece: str, tail: str):
+    def seconds(count: int) -> float:
+        started = time.perf_counter()
+        for *_, moments in times_in(head + piece * count + " " * count + tail):
+            assert all(clock(moment) for moment in moments)
+        return time.perf_counter() - started
+
+    # Ten times as much takes ten times as long, not a hundred times.
+    assert seconds(20_000) < 50 * max(seconds(2_000), 0.002)
 
 
 def test_a_loop_is_noticed_and_honest_text_is_not():
