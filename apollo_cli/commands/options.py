@@ -4,14 +4,24 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
-from typing import Any, TypeVar
+from typing import Any, TypeVar, get_args
 
 import click
 
-from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, parse_moment
+from apollo_cli.config import (
+    Decoder,
+    GenerationOptions,
+    ReadingOptions,
+    SamplingMode,
+    SamplingOptions,
+    ShortPolicy,
+    SubtitleStyle,
+    parse_moment,
+)
 from apollo_cli.errors import UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+_SAMPLING, _READING, _GENERATION = SamplingOptions(), ReadingOptions(), GenerationOptions()
 
 
 class Moment(click.ParamType):
@@ -59,16 +69,16 @@ sampling_flags = _flags(
     click.option("--fps", type=float, help="Frames a second inside a clip."),
     click.option(
         "--sampling",
-        type=click.Choice(["fps", "uniform"]),
-        default="fps",
+        type=click.Choice(get_args(SamplingMode)),
+        default=_SAMPLING.mode,
         help="Constant rate in clips, or frames spread evenly.",
     ),
     click.option("--frames", type=int, help="Number of frames for --sampling uniform."),
     click.option("--max-clips", type=int, help="Look at no more clips than this."),
     click.option(
         "--short",
-        type=click.Choice(["repeat", "stretch", "error"]),
-        default="repeat",
+        type=click.Choice(get_args(ShortPolicy)),
+        default=_SAMPLING.short,
         help="What a video shorter than one clip does with its frames.",
     ),
 )
@@ -77,30 +87,50 @@ reading_flags = _flags(
     click.option("--stream", type=int, help="Number of the picture stream in the file."),
     click.option(
         "--decoder",
-        type=click.Choice(["pyav", "decord", "torchcodec"]),
-        default="pyav",
+        type=click.Choice(get_args(Decoder)),
+        default=_READING.decoder,
         help="Who decodes the pictures.",
     ),
     click.option("--fast", is_flag=True, help="Key pictures only: cheap, and approximate."),
     click.option("--strict", is_flag=True, help="A damaged picture is an error, not a note."),
     click.option("--image-fps", type=float, help="A folder of images is a video at this rate."),
-    click.option("--subtitles", default="none", help="none, auto or a file (srt, vtt, ass)."),
+    click.option(
+        "--subtitles", default=_READING.subtitles, help="none, auto or a file (srt, vtt, ass)."
+    ),
     click.option(
         "--subtitle-style",
-        type=click.Choice(["listed", "interleaved"]),
-        default="listed",
+        type=click.Choice(get_args(SubtitleStyle)),
+        default=_READING.subtitle_style,
         help="Before the question, or with the clips.",
     ),
-    click.option("--max-pixels", type=int, default=1 << 26, help="Largest picture to open."),
-    click.option("--max-hours", type=float, default=24.0, help="Longest video to open."),
-    click.option("--max-pictures", type=int, default=6_000_000, help="Most pictures of a video."),
+    click.option(
+        "--max-pixels", type=int, default=_READING.max_pixels, help="Largest picture to open."
+    ),
+    click.option(
+        "--max-hours", type=float, default=_READING.max_hours, help="Longest video to open."
+    ),
+    click.option(
+        "--max-pictures", type=int, default=_READING.max_pictures, help="Most pictures of a video."
+    ),
 )
 
 generation_flags = _flags(
-    click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens."),
-    click.option("--temperature", type=float, default=0.0, help="0 is greedy and repeatable."),
-    click.option("--top-p", type=float, default=1.0, help="Share of probability to draw from."),
-    click.option("--seed", type=int, default=0, help="Seed of the sampling."),
+    click.option(
+        "--max-new-tokens",
+        type=int,
+        default=_GENERATION.max_new_tokens,
+        help="Longest answer, in tokens.",
+    ),
+    click.option(
+        "--temperature",
+        type=float,
+        default=_GENERATION.temperature,
+        help="0 is greedy and repeatable.",
+    ),
+    click.option(
+        "--top-p", type=float, default=_GENERATION.top_p, help="Share of probability to draw from."
+    ),
+    click.option("--seed", type=int, default=_GENERATION.seed, help="Seed of the sampling."),
     click.option("--repetition-penalty", type=float, help="Default: the checkpoint's own."),
 )
 
