@@ -47,13 +47,16 @@ class Answering:
                 for piece in pieces:
                     task.text += piece
                     visit.touch()
-            task.check()
+            # From here on the talk has the turn, and a stop comes too late.
             answer = talk.answers[-1]
             self.pace.learn(answer, talk.memories, task.read_tokens)
             said = {note for told in visit.told for note in told.notes}
             remarks = [text for text in apollo.remarks(answer.question) if text not in said]
             notes = (*answer.notes, *remarks)
             task.told.append(Told(answer.question, answer.text, answer.citations, notes))
+            if task.told is not visit.told:
+                # Another talk was begun meanwhile.
+                return
             visit.answers, visit.asked = [answer], Asked(view, key)
             if view == visit.view:
                 visit.seen = [without_tokens(memory) for memory in talk.memories]
@@ -75,7 +78,7 @@ class Answering:
                     "a file has changed since it was asked about", next_step="ask again"
                 )
             memories = self._watch(infos, talk, report, key)
-            check = blind_check(apollo, memories, answer, talk.options)
+            check = blind_check(apollo, memories, answer, talk.options, talk.turns[:-1])
             task.check()
             said = tuple(check.describe())
             last = max(number for number, turn in enumerate(told) if turn.is_kept)

@@ -12,8 +12,9 @@ from dataclasses import replace
 from pathlib import Path
 
 import pytest
+import torch
 
-from apollo_cli.config import SamplingOptions
+from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.conversation import Conversation
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.ui import answering
@@ -178,6 +179,33 @@ def test_work_stops_at_every_stage_and_the_next_question_is_answered(
     assert visit.told[-1].answer == talk_alone(desk, videos[0], [QUESTIONS[0]])[0]
 
 
+@pytest.mark.parametrize("begin_anew", [False, True])
+def test_a_stop_while_an_answer_ends_leaves_one_talk_for_page_model_and_file(
+    desk: Desk, videos: list[Path], begin_anew: bool, monkeypatch: pytest.MonkeyPatch
+):
+    visit = visitor(desk, videos[0])
+    write = desk._model().session.write
+
+    def stop_at_the_end(logits: torch.Tensor, options: GenerationOptions) -> Iterator[int]:
+        yield from write(logits, options)
+        desk.stop(visit)
+        if begin_anew:
+            visit.task, visit.turns, visit.told, visit.answers = None, [], [], []
+
+    with monkeypatch.context() as patch:
+        patch.setattr(desk._model().session, "write", stop_at_the_end)
+        desk.ask(visit, QUESTIONS[0])
+        task = visit.task
+        assert task is not None and task.future is not None
+        task.future.result()
+        at_rest(visit)
+    told = [(told.question, told.answer) for told in visit.told if told.is_kept]
+    assert told == [(turn.question, turn.answer) for turn in visit.turns]
+    assert [told.is_kept for told in visit.told] == [True] * len(visit.turns)
+    assert len(visit.turns) == (0 if begin_anew else 1)
+    assert visit.can_check == bool(visit.turns)
+
+
 def test_opening_can_be_stopped_and_the_next_file_opens(desk: Desk, videos: list[Path]):
     visit = new_visit(desk)
     desk.open(visit, [videos[0]] * 40)
@@ -225,13 +253,18 @@ def test_the_last_answer_is_checked_blindly(desk: Desk, videos: list[Path]):
     visit = visitor(desk, videos[0])
     with pytest.raises(UsageError, match="no answer about a video"):
         desk.check_blind(visit)
-    desk.ask(visit, QUESTIONS[0])
-    at_rest(visit)
+    talk = Conversation(desk._model(), SHORT)
+    talk.watch([str(videos[0])])
+    for question in QUESTIONS[:2]:
+        desk.ask(visit, question)
+        at_rest(visit)
+        list(talk.ask(question))
     desk.check_blind(visit)
     at_rest(visit)
     assert visit.error == ""
     assert visit.told[-1].check[0].startswith("without the video: ")
-    assert len(visit.turns) == 1
+    assert list(visit.told[-1].check) == talk.check_blind().describe()
+    assert len(visit.turns) == 2
 
 
 def test_a_visit_is_dropped_with_its_uploads_some_time_after_its_tab_was_closed(
