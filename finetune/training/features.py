@@ -9,7 +9,9 @@ from __future__ import annotations
 import hashlib
 import json
 import os
-from collections.abc import Sequence
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
@@ -29,10 +31,16 @@ from apollo_cli.memory_cache import identify, place_for
 from apollo_cli.memory_file import load_memory
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.spoken import Spoken
+from apollo_cli.video.guard import GuardedReader
+from apollo_cli.video.opening import shown
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import Progress, Watcher, no_progress
 
 _SAVE_EVERY = 50
+
+
+def _refuse(sample: Sample, error: ApolloError) -> None:
+    raise error
 
 
 class FeatureStore:
@@ -78,21 +86,19 @@ class FeatureStore:
         *,
         process: int = 0,
         processes: int = 1,
+        on_broken: Callable[[Sample, ApolloError], None] = _refuse,
         on_progress: Progress = no_progress,
-    ) -> list[tuple[Sample, ApolloError]]:
+    ) -> None:
         """Watch all that has not been watched; a stopped run is gone on with.
 
         Args:
             process: of ``processes``, which share the files between them.
+            on_broken: called with each sample that cannot be read, and why; else that is raised.
             on_progress: called with ``watch``, samples done, and samples in all.
-
-        Returns:
-            Samples that cannot be read, and why.
 
         Raises:
             DataError: the folder cannot be written.
         """
-        broken: list[tuple[Sample, ApolloError]] = []
         own = [s for s in samples if s.visuals and _owner(s, processes) == process]
         try:
             for number, sample in enumerate(own, start=1):
@@ -100,13 +106,12 @@ class FeatureStore:
                     self._remember(sample)
                 except (MediaError, FitError, UsageError) as error:
                     if self._is_of_sample(error):
-                        broken.append((sample, error))
+                        on_broken(sample, error)
                 if number % _SAVE_EVERY == 0:
                     self._save(process)
                 on_progress("watch", number, len(own))
         finally:
             self._save(process)
-        return broken
 
     def find(self, sample: Sample) -> list[VideoMemory] | None:
         """The memories of a sample's videos and images; None where one is missing or damaged."""
@@ -126,22 +131,25 @@ class FeatureStore:
         key = self._key(sample)
         if key in self._files and all((self.folder / n).is_file() for n in self._files[key]):
             return
-        planned = self._builder.plan(sample)
+        reader = self._builder.reader
         watcher = Watcher(
             self._network,
             self._builder.planner,
             self._model_name,
             self._fingerprint,
             use_cache=False,
-            reader=self._builder.reader,
+            reader=reader,
         )
         names = []
-        for info, plan in zip(planned.infos, planned.plans, strict=True):
-            source = identify(info.path, info.stream_index)
-            target = self.folder / place_for(source, self._fingerprint, plan).name
-            if not target.is_file():
-                watcher.watch(info, plan, Spoken(), ReadingOptions(), target=target)
-            names.append(target.name)
+        with limit_reading(reader, sample, self._builder.read_seconds) as count:
+            planned = self._builder.plan(sample)
+            for info, plan in zip(planned.infos, planned.plans, strict=True):
+                source = identify(info.path, info.stream_index)
+                target = self.folder / place_for(source, self._fingerprint, plan).name
+                if not target.is_file():
+                    options = ReadingOptions()
+                    watcher.watch(info, plan, Spoken(), options, target=target, on_progress=count)
+                names.append(target.name)
         if key:
             self._files[key] = names
 
@@ -183,6 +191,37 @@ class FeatureStore:
             write_whole(self.folder / f"list-{process}.json", json.dumps(self._files))
         except OSError as error:
             raise self._cannot_write(error) from error
+
+
+@contextmanager
+def limit_reading(reader: GuardedReader, sample: Sample, seconds: float) -> Iterator[Progress]:
+    """Let the files of a sample take so long to read; encoding between two batches is not counted.
+
+    Yields:
+        What the watcher tells its progress.
+
+    Raises:
+        MediaError: it took longer.
+    """
+    spent, since = 0.0, time.monotonic()
+
+    def count(stage: str, done: int, total: int) -> None:
+        nonlocal spent, since
+        if stage == "encode":
+            limit.enter_context(reader.time_limit(seconds))
+            since = time.monotonic()
+            return
+        spent += time.monotonic() - since
+        if spent > seconds:
+            files = ", ".join(shown(visual.path) for visual in sample.visuals)
+            raise MediaError(
+                f"{files}: reading took longer than {seconds:g} s",
+                next_step="convert the file, or raise read_seconds",
+            )
+
+    with ExitStack() as limit:
+        limit.enter_context(reader.time_limit(seconds))
+        yield count
 
 
 def _owner(sample: Sample, processes: int) -> int:

@@ -6,7 +6,7 @@ import hashlib
 import logging
 import shlex
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, fields
 from pathlib import Path
@@ -224,7 +224,7 @@ def prepare(
     for fault in data.faults:
         if fault.kind == "nothing_held_out":
             say(fault.message)
-    _check_enough(recipe, data, quarantine)
+    _check_enough(recipe, data.samples, quarantine)
     base = load_base(recipe, device=device, on_progress=on_progress)
     trained = prepare_network(base.network, recipe)
     return Prepared(
@@ -263,6 +263,10 @@ def watch_ahead(
 
     Args:
         builder: is told where the tokens are.
+        quarantine: gets what cannot be read, which is said.
+
+    Raises:
+        DataError: most samples cannot be read, or the folder cannot be written.
     """
     recipe = prepared.recipe
     if set(recipe.train) != {"llm"} or not recipe.cache_features:
@@ -275,17 +279,17 @@ def watch_ahead(
         model_name=base.located.name,
         fingerprint=base.fingerprint,
     )
-    broken = store.fill(
+    store.fill(
         [s for s in (*prepared.samples, *prepared.held_out) if s not in quarantine],
         process=team.process_index,
         processes=team.num_processes,
+        on_broken=lambda sample, error: quarantine.exclude(sample, error.message, is_said=True),
         on_progress=on_progress,
     )
-    for sample, error in broken:
-        quarantine.exclude(sample, error.message)
     team.wait_for_everyone()
     store.load()
     quarantine.load()
+    _check_enough(recipe, prepared.samples, quarantine)
     builder.remembered = store.find
     if base.network.device.type != "cpu":
         prepared.trainee.set_aside()
@@ -304,8 +308,7 @@ def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
         say(f"  {number} x {kind.replace('_', ' ')}, such as {first.message}")
 
 
-def _check_enough(recipe: Recipe, data: Dataset, quarantine: Quarantine) -> None:
-    samples = data.samples
+def _check_enough(recipe: Recipe, samples: Sequence[Sample], quarantine: Quarantine) -> None:
     broken = sum(sample in quarantine for sample in samples)
     if broken > len(samples) / 2:
         raise DataError(

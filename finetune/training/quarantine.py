@@ -51,14 +51,15 @@ class Quarantine:
         with self._lock:
             self._tried.add(_key(sample))
 
-    def exclude(self, sample: Sample, reason: str) -> None:
-        """Write down a sample that is known to be broken before training.
+    def exclude(self, sample: Sample, reason: str, *, is_said: bool = False) -> None:
+        """Write down a sample that is known to be broken before training, and say so if asked to.
 
         Raises:
             DataError: the file cannot be written.
         """
         with self._lock:
-            self._write(sample, reason)
+            if self._write(sample, reason) and is_said:
+                self._tell(sample, reason)
 
     def add(self, sample: Sample, error: ApolloError) -> None:
         """Write down a sample that turned out to be broken, and say so.
@@ -70,7 +71,7 @@ class Quarantine:
             if not self._write(sample, error.message):
                 return
             self._added += 1
-            self._say(f"sample {sample.name} is left out: {error.message}")
+            self._tell(sample, error.message)
             if self._added > max(4, len(self._tried) / 2):
                 tried = count(len(self._tried), "sample")
                 raise DataError(
@@ -79,6 +80,9 @@ class Quarantine:
                     "at least half of the data is needed",
                     f"apollo finetune check names all faults; {self.path} lists these samples",
                 )
+
+    def _tell(self, sample: Sample, reason: str) -> None:
+        self._say(f"sample {sample.name} is left out: {reason}")
 
     def _write(self, sample: Sample, reason: str) -> bool:
         """Whether the sample was not there before."""

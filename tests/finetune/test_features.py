@@ -5,6 +5,8 @@ from __future__ import annotations
 import errno
 import os
 import shutil
+import signal
+import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -15,10 +17,10 @@ import torch
 from apollo_cli import engine
 from apollo_cli.config import SamplingOptions
 from apollo_cli.engine import Apollo
-from apollo_cli.errors import DataError, MediaError
+from apollo_cli.errors import ApolloError, DataError, MediaError
 from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.training.examples import ExampleBuilder
-from apollo_cli.finetune.training.features import FeatureStore
+from apollo_cli.finetune.training.features import FeatureStore, limit_reading
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.memory_file import MemoryWriter
 from apollo_cli.model.prompt import Turn
@@ -30,6 +32,7 @@ TALK = (Turn("what is this?", "a test"),)
 LONG_TALK = (Turn("what is this? " * 30, "a test"),)
 CLIP = Visual(FOLDER / "cfr30.mp4", "video")
 PART = Visual(FOLDER / "one_key_60s.mp4", "video", 5, 25)
+LONG = Visual(FOLDER / "one_key_60s.mp4", "video")
 PHOTO = Visual(FOLDER / "photo.jpg", "image")
 SAMPLES = [
     Sample("video", TALK, (CLIP,)),
@@ -64,7 +67,7 @@ def test_the_loss_is_the_same_as_with_decoding(
 ):
     decoded = [builder.build(sample) for sample in SAMPLES]
     store = open_store(tmp_path, builder, apollo)
-    assert store.fill(SAMPLES) == []
+    store.fill(SAMPLES)
     builder.remembered = store.find
     remembered = [builder.build(sample) for sample in SAMPLES]
     trainee = Trainee(apollo.network)
@@ -91,7 +94,7 @@ def test_a_file_and_window_is_watched_once(
     monkeypatch.setattr(GuardedReader, "_start", lambda self: pytest.fail("a file was opened"))
     builder.close()
     again = open_store(tmp_path, builder, apollo)
-    assert again.fill(SAMPLES) == []
+    again.fill(SAMPLES)
     builder.remembered = again.find
     assert all(builder.build(sample).tokens is not None for sample in SAMPLES if sample.visuals)
     assert [os.stat(file).st_mtime_ns for file in files] == before
@@ -162,10 +165,70 @@ def test_broken_files_are_named_and_the_others_watched(
     broken = replace(SAMPLES[0], name="bad", visuals=(Visual(FOLDER / "html_page.mp4", "video"),))
     gone = replace(SAMPLES[0], name="gone", visuals=(Visual(FOLDER / "none.mp4", "video"),))
     store = open_store(tmp_path, builder, apollo)
-    faults = store.fill([broken, gone, SAMPLES[0]])
+    faults: list[tuple[Sample, ApolloError]] = []
+    store.fill([broken, gone, SAMPLES[0]], on_broken=lambda *fault: faults.append(fault))
     assert [sample.name for sample, _ in faults] == ["bad", "gone"]
     assert all(isinstance(error, MediaError) for _, error in faults)
     assert store.find(SAMPLES[0]) is not None
+    with pytest.raises(MediaError, match=r"html_page\.mp4"):
+        store.fill([broken])
+
+
+def test_a_file_that_hangs_costs_its_sample_and_the_time_limit(
+    apollo: Apollo, builder: ExampleBuilder, tmp_path: Path
+):
+    builder.read_seconds = 2.0
+    builder.reader.probe(CLIP.path)
+    assert builder.reader.process_id is not None
+    os.kill(builder.reader.process_id, signal.SIGSTOP)
+    faults: list[str] = []
+    store = open_store(tmp_path, builder, apollo)
+    started = time.monotonic()
+    store.fill(
+        [SAMPLES[0], SAMPLES[2]],
+        on_broken=lambda sample, error: faults.append(f"{sample.name}: {error.message}"),
+    )
+    assert time.monotonic() - started < 15
+    assert len(faults) == 1
+    assert faults[0].startswith("video: ")
+    assert "cfr30.mp4: reading took longer than 2 s" in faults[0]
+    assert store.find(SAMPLES[2]) is not None
+
+
+def test_batches_that_each_come_in_time_are_counted_together(builder: ExampleBuilder):
+    info = builder.reader.probe(LONG.path)
+    plan = builder.planner.plan_everything(info, builder.sampling)
+    specs = [encoder.pixels for encoder in builder.planner.config.encoders]
+    batches = builder.reader.read_clips(info, plan.times, specs, batch_clips=1)
+    sample = Sample("long", TALK, (LONG,))
+    with (
+        pytest.raises(MediaError, match=r"one_key_60s\.mp4: reading took longer than 1 s"),
+        limit_reading(builder.reader, sample, 1.0) as count,
+    ):
+        for number, _ in enumerate(batches):
+            time.sleep(0.1)
+            count("decode", number, len(plan))
+            count("encode", number, len(plan))
+
+
+def test_slow_encoding_is_not_taken_for_slow_reading(
+    apollo: Apollo, builder: ExampleBuilder, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    encode = apollo.network.encode_clips
+
+    def slowly(pixels: dict[str, torch.Tensor]) -> torch.Tensor:
+        time.sleep(0.5)
+        return encode(pixels)
+
+    monkeypatch.setattr(apollo.network, "encode_clips", slowly)
+    builder.reader.probe(LONG.path)
+    builder.read_seconds = 3.0
+    sample = Sample("long", TALK, (LONG,))
+    started = time.monotonic()
+    store = open_store(tmp_path, builder, apollo)
+    store.fill([sample])
+    assert time.monotonic() - started > builder.read_seconds
+    assert store.find(sample) is not None
 
 
 def test_processes_share_the_files(apollo: Apollo, builder: ExampleBuilder, tmp_path: Path):

@@ -134,8 +134,9 @@ def test_the_micro_batch_changes_nothing_but_the_order_of_sums(tmp_path: Path):
     assert losses(one) == pytest.approx(losses(other), abs=1e-5)
 
 
-def test_a_broken_video_costs_its_samples_and_never_the_run(tmp_path: Path):
-    recipe = write_toy(tmp_path, clips=3, questions=1, texts=4, steps=6)
+@pytest.mark.parametrize("train", [["llm", "connector"], ["llm"]], ids=["decoded", "watched"])
+def test_a_broken_video_costs_its_samples_and_never_the_run(tmp_path: Path, train: list[str]):
+    recipe = write_toy(tmp_path, clips=3, questions=1, texts=4, steps=6, train=train)
     (tmp_path / "1.mp4").write_bytes(b"not a video")
     told: list[str] = []
 
@@ -166,6 +167,20 @@ def test_data_that_is_mostly_broken_is_no_run(tmp_path: Path):
         (tmp_path / f"{number}.mp4").write_bytes(b"not a video")
     with pytest.raises(DataError, match=r"6 of 7 samples cannot be read.*apollo finetune check"):
         run(recipe)
+
+
+def test_data_that_turns_out_to_be_mostly_broken_while_it_is_watched_is_no_run(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=3, texts=1, train=["llm"]))
+    told: list[str] = []
+
+    def take_away(stage: str, done: int, total: int) -> None:
+        # After all files were looked at, so that only reading finds out.
+        for number in range(2) if stage == "load" else ():
+            (tmp_path / f"{number}.mp4").write_bytes(b"not a video")
+
+    with pytest.raises(DataError, match=r"4 of 7 samples cannot be read"):
+        run_recipe(recipe, say=told.append, on_progress=take_away)
+    assert sum(line.startswith("sample data.jsonl:") for line in told) == 4
 
 
 def test_samples_that_are_left_out_are_counted_by_kind(tmp_path: Path):
