@@ -19,7 +19,7 @@ from apollo_cli.config import (
     check_question,
 )
 from apollo_cli.errors import UsageError
-from apollo_cli.fit import Settings
+from apollo_cli.fit import Settings, room_for
 from apollo_cli.hardware import HardwareChoice, choose_device, free_bytes
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
@@ -73,8 +73,10 @@ def load(
 
     started = time.perf_counter()
     hardware = choose_device(device, dtype)
+    # Told by what was asked for: fewer bits that fitting chose are for the model it chose them for.
+    room = room_for(hardware, quant, free_bytes(hardware.device))
+    located = locate_model(model, room, adapter)
     quant = settings.quant if settings else quant
-    located = locate_model(model, free_bytes(hardware.device), adapter)
     network, checkpoint = load_model(
         located.folder,
         device=hardware.device,
@@ -84,7 +86,7 @@ def load(
         on_progress=lambda done, total: on_progress("load", done, total),
     )
     apply_adapter(network, located.chain)
-    most_clips, batch = (settings.clips, settings.encode_batch) if settings else (None, 0)
+    most_clips, batch = (settings.most_clips, settings.encode_batch) if settings else (None, 0)
     watcher = Watcher(
         network,
         replace(load_planner(checkpoint, template), most_clips=most_clips),

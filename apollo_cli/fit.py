@@ -10,6 +10,7 @@ from dataclasses import dataclass, replace
 
 from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK
 from apollo_cli.errors import FitError
+from apollo_cli.hardware import HardwareChoice
 from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_workspace
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
@@ -25,6 +26,9 @@ _HOST_KEPT_SHARE, _HOST_KEPT_BYTES = 1.5, 160_000_000
 CUDA_RUNTIME_BYTES = 600_000_000
 # Bytes for each value of a layer while it is quantised: on a CPU in float32, on a GPU in place.
 _QUANTISING_BYTES = {"cpu": 12, "cuda": 3, "mps": 3}
+# Beside the weights while no question is known: keys and values of a long context, activations,
+# and the runtime itself.
+_ROOM_FACTOR, _ROOM_BYTES = 1.1, 3_000_000_000
 
 
 @dataclass(frozen=True)
@@ -35,12 +39,14 @@ class Settings:
         encode_batch: clips encoded at a time. prefill_chunk: prompt tokens read at a time.
         quant: bits of the language model's weights; None is the dtype of the run.
         clips: number of clips that are looked at.
+        most_clips: of any later question; None unless clips had to be given up.
     """
 
     encode_batch: int
     prefill_chunk: int
     quant: QuantKind | None
     clips: int
+    most_clips: int | None = None
 
 
 @dataclass(frozen=True)
@@ -129,6 +135,23 @@ def weights_bytes(run: Run, quant: QuantKind | None) -> int:
         else rows * columns * run.value_bytes
         for rows, columns in llm.layer_linears
     )
+
+
+def room_for(
+    hardware: HardwareChoice, quant: QuantKind | None, free_bytes: int | None
+) -> Callable[[NetworkConfig], bool]:
+    """Whether a network fits a device as it would be loaded there, for ``locate_model``.
+
+    Args:
+        free_bytes: of the device; None, where it does not say, is enough for any.
+    """
+
+    def fits(config: NetworkConfig) -> bool:
+        run = Run(config, hardware.device.split(":")[0], hardware.dtype)
+        needed = weights_bytes(run, quant) * _ROOM_FACTOR + _ROOM_BYTES
+        return free_bytes is None or needed <= free_bytes
+
+    return fits
 
 
 def estimate_memory(run: Run, settings: Settings, tokens: TokenDemand) -> MemoryEstimate:
@@ -230,7 +253,7 @@ def ladder(
             f"{_gigabytes(free_bytes)} are free on {run.device}",
             "take a smaller model, or close what else uses the memory",
         )
-    settings = replace(smallest, clips=fits)
+    settings = replace(smallest, clips=fits, most_clips=fits)
     estimate = estimate_memory(run, settings, tokens_of(fits))
     return Fitted(settings, estimate, _given_up(run, wanted, settings))
 

@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import DeviceError
-from apollo_cli.fit import Fitted, Run, TokenDemand, ladder
+from apollo_cli.fit import Fitted, Run, TokenDemand, ladder, room_for
 from apollo_cli.hardware import FLASH, choose_device, free_bytes
 from apollo_cli.planning import Planner, load_planner
 from apollo_cli.spoken import Spoken, preamble
@@ -84,8 +84,13 @@ def measure_demand(
     return Demand(clips, len(infos), clips * each, text + said, tokens_of)
 
 
-def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
+def fit_wish(
+    wish: Wish, infos: Sequence[VideoInfo], spoken: Sequence[Spoken] | None = None
+) -> Fitted:
     """Go down the ladder until the wish fits the free memory of its device.
+
+    Args:
+        spoken: what is said in each video; None is nothing.
 
     Raises:
         FitError: not even the last rung fits.
@@ -98,15 +103,17 @@ def fit_wish(wish: Wish, infos: Sequence[VideoInfo]) -> Fitted:
             f"--fit auto: {hardware.device} does not say how much memory is free",
             next_step="leave it out, and lower --max-clips by hand",
         )
-    checkpoint = read_checkpoint(locate_model(wish.model, free, wish.adapter).folder)
+    room = room_for(hardware, wish.quant, free)
+    checkpoint = read_checkpoint(locate_model(wish.model, room, wish.adapter).folder)
     planner = load_planner(checkpoint)
     # No token stands for less than a byte, so this is never too little.
     reserve = wish.question_bytes + wish.answer_tokens
-    plans = planner.plan(infos, wish.sampling, reserve)
+    plans = planner.plan(infos, wish.sampling, reserve, spoken)
     demand = measure_demand(
         planner,
         infos,
         plans,
+        spoken=spoken,
         question_tokens=wish.question_bytes,
         answer_tokens=wish.answer_tokens,
     )

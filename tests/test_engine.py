@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,9 @@ from apollo_cli.fit import Fitted
 from apollo_cli.fitting import Wish, fit_wish
 from apollo_cli.hardware import DeviceInfo
 from apollo_cli.model.prompt import Turn
+from apollo_cli.spoken import Spoken
 from apollo_cli.video.probe import probe
+from apollo_cli.video.subtitles import Subtitle
 from apollo_cli.watching import no_progress
 from tests import tiny
 from tests.tiny import Tiny
@@ -213,6 +216,22 @@ def test_a_fit_to_the_free_memory_gives_up_what_it_says(
     assert fitted.watcher.encode_batch == tight.settings.encode_batch
     with pytest.raises(FitError, match="smaller model"):
         wish(10**6)
+
+
+def test_only_clips_that_were_given_up_limit_what_is_seen_later(checkpoint: Path):
+    asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
+    fitted = fit_wish(asked, [probe(PHOTO)]).settings
+    assert (fitted.clips, fitted.most_clips) == (1, None)
+    for settings, clips in ((fitted, 30), (replace(fitted, most_clips=3), 3)):
+        apollo = engine.load(checkpoint, settings=settings, use_cache=False)
+        assert len(apollo.watch(LONGER)) == clips
+
+
+def test_what_is_said_in_a_video_is_part_of_what_must_fit(checkpoint: Path):
+    asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
+    silent = fit_wish(asked, [probe(LONGER)])
+    words = Spoken(tuple(Subtitle(k, k + 1, "many words " * 8) for k in range(60)), "listed")
+    assert fit_wish(asked, [probe(LONGER)], [words]).estimate.kv_cache > silent.estimate.kv_cache
 
 
 def test_reading_and_writing_tell_how_far_they_are_and_can_be_stopped(apollo: Apollo):

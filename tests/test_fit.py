@@ -17,14 +17,24 @@ from apollo_cli.fit import (
     estimate_memory,
     ladder,
     precisions,
+    room_for,
     weights_bytes,
 )
+from apollo_cli.hardware import HardwareChoice
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
-from apollo_cli.weights.bits import KINDS, allowed_kinds, fits_quantisation, quantised_bytes
+from apollo_cli.weights.bits import (
+    KINDS,
+    QuantKind,
+    allowed_kinds,
+    fits_quantisation,
+    quantised_bytes,
+)
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model, parameters_on_meta
+from apollo_cli.weights.locate import locate_model
+from apollo_cli.weights.manifests import Manifest, write_manifest
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.registry import known_models
 from apollo_cli.weights.shapes import released_network
@@ -180,6 +190,7 @@ def test_precisions_that_are_not_allowed_are_not_taken(run: Run):
     fitted = ladder(run, run.settings(600), 11 * GIGABYTE, tokens_of, kinds=(None,))
     assert fitted.settings.quant is None
     assert fitted.settings.clips < 600
+    assert fitted.settings.most_clips == fitted.settings.clips
 
 
 def test_too_little_memory_for_one_clip_is_one_clear_error(run: Run):
@@ -249,3 +260,34 @@ def test_the_estimate_is_within_15_percent_of_a_measured_peak(wide: Path, quant:
         if estimated == pytest.approx(measured, rel=0.15):
             break
     assert estimated == pytest.approx(measured, rel=0.15)
+
+
+@pytest.mark.parametrize(
+    ("device", "dtype", "quant", "free", "chosen"),
+    [
+        ("cpu", "float32", None, 17, "apollo-1.5b"),
+        ("cpu", "float32", None, 24, "apollo-3b"),
+        ("cpu", "float32", "4bit", 13, "apollo-3b"),
+        ("cuda:0", "bfloat16", None, 14, "apollo-3b"),
+        ("cuda:0", "bfloat16", None, 8, "apollo-nano"),
+        ("mps", "bfloat16", None, None, "apollo-7b"),
+    ],
+)
+def test_the_model_chosen_by_itself_fits_as_it_will_be_loaded(
+    *,
+    device: str,
+    dtype: str,
+    quant: QuantKind | None,
+    free: int | None,
+    chosen: str,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    for entry in known_models().values():
+        if entry.repository is not None:
+            told = (entry.repository, "main", "c" * 40, "", "2026-01-01T00:00:00Z", tmp_path, {})
+            write_manifest(Manifest(*told))
+    hardware = HardwareChoice(device, dtype, "sdpa", ())
+    room = room_for(hardware, quant, None if free is None else free * GIGABYTE)
+    assert locate_model("auto", room).name == chosen

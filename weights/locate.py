@@ -2,20 +2,22 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import WeightsError
+from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.adapter import Adapter, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.registry import ModelSource, known_models, resolve
+from apollo_cli.weights.shapes import released_network
 from apollo_cli.weights.store import find_local, find_manifest, require_local
 
 AUTO = "auto"
 TOY = "apollo-nano"
-# Beside the weights: keys and values of a long context, activations, and the runtime itself.
-_ROOM_FACTOR, _ROOM_BYTES = 1.1, 3_000_000_000
+Fits = Callable[[NetworkConfig], bool]
 
 
 @dataclass(frozen=True)
@@ -47,13 +49,13 @@ class LocatedModel:
 
 
 def locate_model(
-    name: str | Path, available_bytes: int | None = None, adapter: str | Path | None = None
+    name: str | Path, fits: Fits | None = None, adapter: str | Path | None = None
 ) -> LocatedModel:
     """Find a model that can be loaded now; nothing is downloaded.
 
     Args:
         name: a known name, a folder, ``owner/repository[@revision]``, or ``auto``.
-        available_bytes: free memory of the device, for ``auto``; None when unknown.
+        fits: whether a network fits the device, for ``auto``; None takes any.
         adapter: result of a training run; ``auto`` is then the model that it was trained from.
 
     Raises:
@@ -66,7 +68,7 @@ def locate_model(
         check_base(chain, read_checkpoint(located.folder))
         return replace(located, chain=chain)
     chosen = str(name) == AUTO
-    source = _best_local(available_bytes) if chosen else resolve(name)
+    source = _best_local(fits) if chosen else resolve(name)
     manifest = find_manifest(source) if source.kind == "hub" else None
     revision = manifest.commit if manifest else None
     return LocatedModel(source.name, require_local(source), revision, chosen)
@@ -83,12 +85,14 @@ def _base_of(adapter: Adapter) -> LocatedModel:
         ) from None
 
 
-def _best_local(available_bytes: int | None) -> ModelSource:
+def _best_local(fits: Fits | None) -> ModelSource:
     """The largest downloaded model that fits; the embedded toy when there is none."""
     for entry in reversed(known_models().values()):
-        needed = (entry.approximate_bytes or 0) * _ROOM_FACTOR + _ROOM_BYTES
-        fits = available_bytes is None or needed <= available_bytes
         source = resolve(entry.name)
-        if entry.repository is not None and fits and find_local(source) is not None:
+        if (
+            entry.repository is not None
+            and find_local(source) is not None
+            and (fits is None or fits(released_network(entry).config))
+        ):
             return source
     return resolve(TOY)

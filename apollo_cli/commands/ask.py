@@ -134,7 +134,9 @@ def _fit(
     if flags["fit"] is None:
         return None
     from apollo_cli.fitting import Wish, fit_wish
+    from apollo_cli.spoken import Spoken
     from apollo_cli.video.info import VideoInfo
+    from apollo_cli.video.subtitles import find_subtitles
 
     infos = [source for source in opened if isinstance(source, VideoInfo)]
     if not infos:
@@ -149,7 +151,11 @@ def _fit(
         answer_tokens=request.options.max_new_tokens,
         adapter=flags["adapter"],
     )
-    fitted = fit_wish(wish, infos)
+    reading = request.reading
+    spoken = [
+        Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style) for info in infos
+    ]
+    fitted = fit_wish(wish, infos, spoken)
     remark(f"it takes about {fitted.estimate.peak / 1e9:.1f} GB")
     for sentence in fitted.given_up:
         remark(sentence)
