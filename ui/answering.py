@@ -53,7 +53,9 @@ class Answering:
             said = {note for told in visit.told for note in told.notes}
             remarks = [text for text in apollo.remarks(answer.question) if text not in said]
             notes = (*answer.notes, *remarks)
-            task.told.append(Told(answer.question, answer.text, answer.citations, notes))
+            task.told.append(
+                Told(answer.question, answer.text, task.files, answer.citations, notes)
+            )
             if task.told is not visit.told:
                 # Another talk was begun meanwhile.
                 return

@@ -209,7 +209,8 @@ class Desk:
 
     def ask(self, visit: Visit, question: str) -> None:
         """Answer a question, in the background; ``visit.told`` gets the turn."""
-        self.submit(visit, Task("ask", question, told=visit.told), self._ask)
+        task = Task("ask", question, told=visit.told, files=visit.files)
+        self.submit(visit, task, self._ask)
 
     def check_blind(self, visit: Visit) -> None:
         """Ask the last question again without the video, in the background."""
@@ -287,7 +288,8 @@ class Desk:
         reason = "stopped" if ended else sentence(error) if error is not None else ""
         if reason and task.kind == "ask":
             # Where another talk was begun meanwhile, this one is shown no more.
-            task.told.append(Told(task.question, task.text, is_kept=False, reason=reason))
+            told = Told(task.question, task.text, task.files, is_kept=False, reason=reason)
+            task.told.append(told)
         if visit.task is not task:
             visit.revise()
             return

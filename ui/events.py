@@ -211,10 +211,13 @@ def _still(outputs: Sequence[Any]) -> list[Any]:
 def _fill(key: str, states: Iterator[State]) -> Iterator[list[Any]]:
     """Each state as values for the components; what did not change is left as it is."""
     last: dict[str, str] = {}
+    talk: object = None
     for state in states:
-        drawn = {name: view(state) for name, view in _VIEWS.items()}
+        # A talk may be long, and is drawn anew only where it has changed.
+        kept = {"told"} if state.talk == talk else set()
+        drawn = {name: last[name] if name in kept else view(state) for name, view in _VIEWS.items()}
         yield [
             key,
             *(gr.skip() if last.get(name) == html else html for name, html in drawn.items()),
         ]
-        last = drawn
+        last, talk = drawn, state.talk

@@ -14,7 +14,7 @@ from apollo_cli.memory_record import SUFFIX
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.files import AllowedFolders, Entry
 from apollo_cli.ui.media import MediaLinks
-from apollo_cli.ui.options import MediaState, UiDefaults
+from apollo_cli.ui.options import MOST_FILES, MediaState, UiDefaults
 from apollo_cli.ui.settings import Settings, read_settings, settings_of
 from apollo_cli.ui.strips import strips_of
 from apollo_cli.ui.timeline import Strip
@@ -23,17 +23,22 @@ from apollo_cli.ui.visit import Stage, TaskKind, Told, Visit
 # How long the page may stand still while something happens, in seconds.
 _TICK_SECONDS = 0.3
 _KEY = re.compile(r"[\w-]{20,80}", re.ASCII)
-_MOST_FILES = 8
 _MOST_TALK_BYTES = 5_000_000
 
 
 @dataclass(frozen=True)
 class Shown:
-    """One file in view: how the player shows it, and the strip under it."""
+    """One file in view: how the player shows it, and the strip under it; images have no times."""
 
-    name: str
+    path: Path
+    is_image: bool
     media: MediaState
     strip: Strip | None
+
+    @property
+    def name(self) -> str:
+        """What it is called in the page."""
+        return self.path.name
 
 
 @dataclass(frozen=True)
@@ -72,6 +77,12 @@ class State:
     place: int
     error: str
     notice: str
+
+    @property
+    def talk(self) -> object:
+        """What the turns are drawn from; equal to another one where they look the same."""
+        view = tuple((shown.path, shown.is_image) for shown in self.files)
+        return self.told, view, self.can_check, bool(self.text or self.question)
 
     @property
     def is_settled(self) -> bool:
@@ -162,7 +173,7 @@ class Handlers:
                     f"{path.name} is a memory of a video, without pictures to show",
                     next_step="open the video itself: what was seen of it is found again",
                 )
-            if add and len(visit.infos) >= _MOST_FILES:
+            if add and len(visit.infos) >= MOST_FILES:
                 raise UsageError("more than eight files", next_step="open one without the others")
             self.desk.open(visit, [path], add=add)
 
@@ -249,14 +260,19 @@ class Handlers:
             if len(text) > _MOST_TALK_BYTES:
                 raise UsageError("the file is too large for a saved talk", "allowed are 5 MB")
             saved = read_talk(text, "the file")
-            if len(saved.files) > _MOST_FILES:
+            if len(saved.files) > MOST_FILES:
                 raise UsageError(f"a talk about {len(saved.files)} files", "allowed are eight")
             paths = [self._find(visit, name) for name in saved.files]
+            names = dict(zip(saved.files, map(str, paths), strict=True))
+
+            def named(files: tuple[str, ...]) -> tuple[str, ...]:
+                return tuple(names.get(name, name) for name in files)
 
             def go_on() -> None:
                 visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
                 visit.told = [
-                    Told(turn.question, turn.answer, check=turn.check) for turn in saved.turns
+                    Told(turn.question, turn.answer, named(turn.files), check=turn.check)
+                    for turn in saved.turns
                 ]
 
             self.desk.open(visit, paths, then=go_on)
@@ -273,7 +289,7 @@ class Handlers:
             model = f"{apollo.located.name} on {apollo.hardware.device}, {precision}"
         strips = strips_of(visit)
         shown = tuple(
-            Shown(info.path.name, self.media.state(info.path), strip)
+            Shown(info.path, info.kind == "image", self.media.state(info.path), strip)
             for info, strip in zip(visit.infos, strips, strict=False)
         )
         return State(

@@ -8,6 +8,9 @@ from typing import Any, Literal
 
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 
+# In view at once; style.css has a line for each.
+MOST_FILES = 8
+
 MediaName = Literal["plays", "making a preview", "preview ready", "cannot be shown"]
 
 

@@ -74,6 +74,7 @@
     }
   }
   const refollow = () => { markTab(); const video = media(); if (video) follow(video); };
+  const show = (number) => { document.querySelector("#player").dataset.shown = number; refollow(); };
 
   function type(selector, text) {
     const field = document.querySelector(`${selector} textarea, ${selector} input`);
@@ -95,11 +96,12 @@
     else if (button.matches("#unfold")) {
       button.setAttribute("aria-expanded", String(button.getAttribute("aria-expanded") !== "true"));
     }
-    else if (button.dataset.seek) seek(Number(button.dataset.seek), button.closest(".file"));
-    else if (button.dataset.show) {
-      document.querySelector("#player").dataset.shown = button.dataset.show;
-      refollow();
+    else if (button.dataset.seek) {
+      const of = (button.dataset.of || "").split(" ").filter(Boolean);
+      if (of.length && !of.includes(String(files().indexOf(shownFile())))) show(of[0]);
+      seek(Number(button.dataset.seek), button.closest(".file"));
     }
+    else if (button.dataset.show) show(button.dataset.show);
     else if (button.dataset.ask) type("#question", button.dataset.ask);
     else {
       const box = button.getBoundingClientRect();

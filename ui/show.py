@@ -116,7 +116,7 @@ def told(state: State) -> str:
         return f'<div class="hint"><p>Ask anything about it.</p><div>{chips}</div></div>'
     last = max((n for n, turn in enumerate(state.told) if turn.is_kept), default=-1)
     return "".join(
-        _turn(turn, can_check=state.can_check and number == last)
+        _turn(turn, _places(state, turn.files), can_check=state.can_check and number == last)
         for number, turn in enumerate(state.told)
     )
 
@@ -125,14 +125,28 @@ def now(state: State) -> str:
     """The turn that is being written."""
     if state.task != "ask":
         return ""
-    answer = linked(state.text) if state.text else '<span class="dots" aria-label="working"></span>'
+    places = _places(state, tuple(str(shown.path) for shown in state.files))
+    dots = '<span class="dots" aria-label="working"></span>'
+    answer = linked(state.text, places) if state.text else dots
     return (
         f'<article class="turn"><p class="question">{text(state.question)}</p>'
         f'<p class="answer writing">{answer}</p></article>'
     )
 
 
-def _turn(turn: Told, *, can_check: bool) -> str:
+def _places(state: State, files: Sequence[str]) -> tuple[int, ...]:
+    """Which players the times of an answer may mean; none where not all of its files are in view.
+
+    Times are of a video, and where there are several, nobody knows of which.
+    """
+    known = [str(shown.path) for shown in state.files]
+    if not set(files) <= set(known):
+        return ()
+    views = enumerate(state.files)
+    return tuple(n for n, shown in views if str(shown.path) in files and not shown.is_image)
+
+
+def _turn(turn: Told, places: Sequence[int], *, can_check: bool) -> str:
     notes = "".join(f"<li>{text(note)}</li>" for note in turn.notes)
     check = "".join(f"<li>{text(line)}</li>" for line in turn.check)
     kind, stopped = "kept checkable" if can_check else "kept", ""
@@ -148,15 +162,22 @@ def _turn(turn: Told, *, can_check: bool) -> str:
     return (
         f'<article class="turn {kind}">'
         f'<p class="question">{text(turn.question)}</p>'
-        f'<p class="answer">{linked(turn.answer, turn.citations)}</p>{stopped}'
+        f'<p class="answer">{linked(turn.answer, places, turn.citations)}</p>{stopped}'
         + (f'<ul class="check" aria-label="Blind check">{check}</ul>' if check else "")
         + (f'<ul class="notes">{notes}</ul>' if notes else "")
         + "</article>"
     )
 
 
-def linked(answer: str, citations: Sequence[Citation] = ()) -> str:
-    """An answer in which each time is a button that moves the player there."""
+def linked(answer: str, places: Sequence[int], citations: Sequence[Citation] = ()) -> str:
+    """An answer in which each time is a button that moves a player there.
+
+    Args:
+        places: numbers of the players that are meant; of several, the one that is shown.
+    """
+    if not places:
+        return text(answer)
+    numbers = " ".join(map(str, places))
     known = {(c.text, c.seconds): c for c in citations}
     out, place = [], 0
     for start, end, moments in times_in(answer):
@@ -169,7 +190,7 @@ def linked(answer: str, citations: Sequence[Citation] = ()) -> str:
         kind = " unseen" if found and not found.seen else ""
         out.append(text(answer[place:start]))
         out.append(
-            f'<button type="button" class="time{kind}" data-seek="{seconds:g}" '
+            f'<button type="button" class="time{kind}" data-seek="{seconds:g}" data-of="{numbers}" '
             f'title="{text(mark.label)}" aria-label="{text(said)}: go to {text(mark.label)}">'
             f"{text(said)}</button>"
         )

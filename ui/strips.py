@@ -28,8 +28,8 @@ def _strip(visit: Visit, number: int) -> Strip | None:
         times = plan.times
     else:
         return None
-    # Where several videos are in view, nobody knows which of them an answer means.
-    named = [c for told in visit.told for c in told.citations] if len(visit.infos) == 1 else []
+    # Of an answer about several files, nobody knows which of them it means: it cites none.
+    named = [c for told in visit.told if told.files == (str(info.path),) for c in told.citations]
     marks = {c.seconds: Mark(c.seconds, c.text, c.seen) for c in named}
     window = (plan.start_seconds, plan.end_seconds)
     edges = clip_edges(times, plan, length)

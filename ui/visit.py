@@ -52,7 +52,8 @@ class Told:
     """One turn as it is shown.
 
     Attributes:
-        citations: moments that the answer names. notes: what a user should know, a sentence each.
+        files: absolute paths of what it is about. citations: moments that the answer names.
+        notes: what a user should know, a sentence each.
         check: what the blind check said; empty before one.
         is_kept: whether the turn belongs to the talk; a stopped one does not.
         reason: why it is not kept.
@@ -60,6 +61,7 @@ class Told:
 
     question: str
     answer: str
+    files: tuple[str, ...] = ()
     citations: tuple[Citation, ...] = ()
     notes: tuple[str, ...] = ()
     check: tuple[str, ...] = ()
@@ -85,7 +87,7 @@ class Task:
 
     Attributes:
         future: ends with the work. text: of the answer, as far as it is written.
-        told: the turns that an answer is put behind.
+        told: the turns that an answer is put behind. files: as those of the turn will be.
         read_tokens: prompt tokens that had to be read, without what an earlier question had read.
     """
 
@@ -96,6 +98,7 @@ class Task:
     stopping: threading.Event = field(default_factory=threading.Event)
     future: Future[None] | None = None
     told: list[Told] = field(default_factory=list)
+    files: tuple[str, ...] = ()
     read_tokens: int = 0
     _first: tuple[float, int] = (0.0, 0)
 
@@ -186,6 +189,11 @@ class Visit:
         return files, self.sampling, self.reading, self.generation
 
     @property
+    def files(self) -> tuple[str, ...]:
+        """Absolute paths of the files of now."""
+        return tuple(str(info.path) for info in self.infos)
+
+    @property
     def can_check(self) -> bool:
         """Whether the last answer is about what is in view, as it was."""
         asked = self.asked
@@ -221,7 +229,7 @@ class Visit:
             options=self.generation,
             sampling=self.sampling,
             reading=self.reading,
-            files=[str(info.path) for info in self.infos],
+            files=list(self.files),
             memories=self.seen,
             turns=self.turns,
             answers=self.answers,

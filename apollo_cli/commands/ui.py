@@ -86,16 +86,16 @@ def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
         UsageError: a value is out of its range, or two do not go together.
         MediaError: a file is not there.
     """
-    from apollo_cli.ui.options import UiOptions
+    from apollo_cli.ui.options import MOST_FILES, UiOptions
     from apollo_cli.video.opening import resolve_file
 
     reading = read_reading(flags)
     if flags["fit"] and not files:
         raise UsageError("--fit auto without a video", "it decides how much of a video is seen")
+    if len(files) > MOST_FILES:
+        raise UsageError(f"{len(files)} files", "allowed are eight", "open the page with fewer")
     opened = [
-        Path(file).absolute()
-        if reading.image_fps is not None and Path(file).is_dir()
-        else resolve_file(file)
+        Path(file) if reading.image_fps is not None and Path(file).is_dir() else resolve_file(file)
         for file in files
     ]
     return UiOptions(
@@ -104,7 +104,8 @@ def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
         reading=reading,
         generation=read_generation(flags),
         fit=flags["fit"] is not None,
-        files=tuple(opened),
+        # As the page names them: a link may lead elsewhere by the time that a question is asked.
+        files=tuple(path.resolve() for path in opened),
         allow=tuple(_read_folder(folder) for folder in flags["allow"] or [Path()]),
         host=flags["host"],
         port=flags["port"],

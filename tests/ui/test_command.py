@@ -31,6 +31,7 @@ TOYBOX = ROOT / "examples" / "toybox.mp4"
         (["--port", "70000"], 2, "70000"),
         (["--keep-videos", "0"], 2, "0"),
         (["--max-upload-mb", "0"], 2, "0"),
+        ([str(TOYBOX)] * 9, 2, "9 files; allowed are eight"),
         (["--fps", "0"], 2, "--fps 0; allowed is a rate above 0"),
         (["no_such_video.mp4"], 3, "no such file"),
     ],
@@ -70,6 +71,14 @@ def test_flags_reach_the_options():
     assert (options.max_upload_bytes, options.keep_videos) == (3_000_000, 2)
     assert options.sampling.max_clips == 7 and options.model["quant"] == "4bit"
     assert options.fit and options.auth is None and options.show_page
+
+
+def test_files_of_the_start_are_named_by_where_their_links_lead(tmp_path: Path):
+    from apollo_cli.commands.ui import read_options
+
+    (tmp_path / "link.mp4").symlink_to(TOYBOX)
+    flags = ui.make_context("ui", [str(tmp_path / "link.mp4")]).params
+    assert read_options(flags.pop("files"), flags).files == (TOYBOX,)
 
 
 def test_only_the_folder_of_the_start_is_allowed_by_default(

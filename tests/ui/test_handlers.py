@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import time
 from collections.abc import Iterator
@@ -17,6 +18,7 @@ from apollo_cli.config import ReadingOptions, SamplingOptions
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui import show
 from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.events import _VIEWS, _fill
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.handlers import Handlers, State
 from apollo_cli.ui.media import MediaLinks
@@ -351,7 +353,8 @@ def test_hostile_text_stays_text_wherever_it_is_shown(handlers: Handlers, visit:
     last(handlers.open(visit, HOSTILE))
     evil = "<img src=x onerror=alert(1)>"
     state = last(handlers.ask(visit, evil))
-    told = Told(evil, f"{evil} at 0:01", (Citation("0:01", 1.0, (0.0, 2.0), seen=True),), (evil,))
+    cited = (Citation("0:01", 1.0, (0.0, 2.0), seen=True),)
+    told = Told(evil, f"{evil} at 0:01", visit.files, cited, (evil,))
     state = replace(state, told=(*state.told, told), error=evil, notice=evil, cost=(evil,))
     state = replace(state, model=evil, model_error="", question=evil, text=evil, task="ask")
     views = (show.model_line, show.player, show.plan_line, show.told, show.now, show.work)
@@ -367,11 +370,69 @@ def test_times_become_buttons_that_say_whether_the_moment_was_seen():
         Citation("0:05", 5.0, (4.0, 6.0), seen=True),
         Citation("90 seconds", 90.0, (60.0, 62.0), seen=False),
     )
-    html = show.linked("At 0:05, at 90 seconds & at 9:00:00.", citations)
+    html = show.linked("At 0:05, at 90 seconds & at 9:00:00.", (0,), citations)
     assert html.count("<button") == 2
-    assert 'data-seek="5" title="0:05, inside a clip that was seen"' in html
+    assert 'data-seek="5" data-of="0" title="0:05, inside a clip that was seen"' in html
     assert 'class="time unseen" data-seek="90"' in html
     assert html.endswith("</button> &amp; at 9:00:00.")
+
+
+def test_times_are_buttons_and_marks_only_where_the_file_that_they_are_of_is_in_view(
+    handlers: Handlers, visit: Visit
+):
+    def look(name: str, add: bool = False) -> tuple[list[str], list[int]]:
+        """Which players the time moves, and how many marks stand on each strip."""
+        state = last(handlers.open(visit, name, add=add))
+        strips = [shown.strip for shown in state.files]
+        marks = [len(strip.marks) if strip else 0 for strip in strips]
+        return re.findall(r'data-seek="1" data-of="([\d ]+)"', show.told(state)), marks
+
+    look("video0.mp4")
+    cited = (Citation("0:01", 1.0, (0.0, 2.0), seen=True),)
+    visit.told.append(Told("When?", "At 0:01.", visit.files, cited))
+    assert look("video1.mp4") == ([], [0])
+    assert look("video0.mp4", add=True) == (["1"], [0, 1])
+    assert look("photo.jpg", add=True) == (["1"], [0, 1, 0])
+    # Of both videos: the one that is shown is meant, while both are in view.
+    visit.told.append(Told("When?", "At 0:01.", visit.files))
+    assert look("photo.jpg", add=True) == (["1", "0 1"], [0, 1, 0, 0])
+    assert look("video0.mp4") == (["0"], [1])
+    visit.told.append(Told("What is a second?", "It is not 0:01."))
+    assert look("video0.mp4") == (["0"], [1])
+
+
+def test_times_of_a_loaded_talk_belong_to_the_files_of_their_turns(
+    handlers: Handlers, visit: Visit
+):
+    for name in ("video0.mp4", "video1.mp4"):
+        last(handlers.open(visit, name))
+        last(handlers.ask(visit, "When?"))
+    saved = json.loads(handlers.save(visit, "json")[1])
+    for turn in saved["turns"]:
+        turn["answer"] = "At 0:01."
+    other = handlers.arrive("o" * 36, "another page")
+    state = last(handlers.load(other, json.dumps(saved)))
+    assert state.files[0].name == "video1.mp4"
+    assert show.told(state).count("data-seek") == 1
+    assert last(handlers.open(other, "photo.jpg")).files[0].is_image
+    assert "data-seek" not in show.told(handlers.state(other))
+
+
+def test_a_talk_is_drawn_anew_only_where_it_has_changed(
+    handlers: Handlers, visit: Visit, monkeypatch: pytest.MonkeyPatch
+):
+    last(handlers.open(visit, "video0.mp4"))
+    visit.told.append(Told("one?", "one"))
+    drawn: list[str] = []
+    monkeypatch.setitem(_VIEWS, "told", lambda state: drawn.append("") or show.told(state))
+    states = list(handlers.ask(visit, "two?"))
+    rows = list(_fill(KEY, iter(states)))
+    assert len(rows) == len(states) > 3
+    assert len(drawn) == 2
+    # The key stands before the views.
+    column = [row[1 + list(_VIEWS).index("told")] for row in rows]
+    sent = [html for html in column if isinstance(html, str)]
+    assert sent == [show.told(states[0]), show.told(states[-1])]
 
 
 def test_the_stage_is_told_with_clips_and_the_time_that_is_left(handlers: Handlers, visit: Visit):

@@ -107,12 +107,8 @@ def put_answer(site: Site, page: Page, text: str) -> None:
 
     key = page.evaluate("sessionStorage.getItem('apollo-key')")
     visit = site.desk.visits[key]
-    visit.told.append(Told("When?", text, tuple(cited_times(text, visit.seen[0]))))
+    visit.told.append(Told("When?", text, visit.files, tuple(cited_times(text, visit.seen[0]))))
     visit.revise()
-
-
-def player_time(page: Page) -> float:
-    return page.evaluate("document.querySelector('#player video').currentTime")
 
 
 def test_a_video_is_opened_asked_about_and_answered_with_what_was_seen(page: Page):
@@ -176,6 +172,29 @@ def test_a_time_in_an_answer_moves_the_player_there(page: Page, served: tuple[st
     page.wait_for_function(
         "Math.abs(document.querySelector('#player video').currentTime - 10) < 0.2"
     )
+
+
+def test_a_time_moves_the_player_of_its_own_video_and_shows_it(
+    page: Page, served: tuple[str, Site]
+):
+    open_file(page, "long.mp4")
+    ask(page, "What is shown?")
+    put_answer(served[1], page, "It starts at 0:07.")
+    page.fill("#path input", "video0.mp4")
+    page.click("#add")
+    pressed = page.locator('.tabs [aria-pressed="true"]')
+    expect(pressed).to_have_text("video0.mp4")
+    page.locator("#told .time").click()
+    expect(pressed).to_have_text("long.mp4")
+    page.wait_for_function(
+        "document.querySelector('.file[aria-label=\"long.mp4\"] video').currentTime === 7"
+    )
+    other = "document.querySelector('.file[aria-label=\"video0.mp4\"] video').currentTime"
+    assert page.evaluate(other) == 0
+    open_file(page, "video0.mp4")
+    expect(page.locator("#told .turn")).to_have_count(2)
+    expect(page.locator("#told .time")).to_have_count(0)
+    expect(page.locator(".strip-mark")).to_have_count(0)
 
 
 def test_all_of_it_works_from_the_keyboard(page: Page, served: tuple[str, Site]):
