@@ -175,7 +175,7 @@ def _run(
             log=log,
             say=say,
             last=last,
-            losses=[(row["step"], row["loss"]) for row in past if "loss" in row],
+            past=past,
         )
         examiner = _Examiner(prepared, builder, team, log, say, on_progress)
         loop.run(examiner.look)

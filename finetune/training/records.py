@@ -57,7 +57,8 @@ class RunLog:
     def __init__(self, folder: Path, step: int, *, tensorboard: bool = False) -> None:
         self.path = folder / LOG_NAME
         self._board = _open_board(folder, step) if tensorboard else None
-        kept = [row for row in read_log(self.path) if row.get("step", 0) <= step] if step else []
+        kept = [row for row in read_log(self.path) if row["step"] <= step] if step else []
+        self._measured = {row["step"] for row in kept if "validation" in row}
         try:
             write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
             self._file = self.path.open("a")
@@ -74,7 +75,9 @@ class RunLog:
             self._show(f"learning rate/{name}", rate, record.step)
 
     def add_validation(self, step: int, results: dict[str, float]) -> None:
-        """Write what a look at the held-out samples gave."""
+        """Write what a look at the held-out samples gave; once only of a step."""
+        if step in self._measured:
+            return
         self._write({"step": step, "validation": results})
         for name, value in results.items():
             self._show(f"validation/{name}", value, step)

@@ -11,7 +11,7 @@ import hashlib
 import math
 import sys
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import TYPE_CHECKING, Any
 
@@ -49,7 +49,7 @@ class Loop:
         interrupts: whether the user wants to stop.
         identity: what the run is known by, kept in its checkpoints.
         last: step of the checkpoint that is gone on from; 0 without one.
-        losses: steps and losses up to it.
+        past: rows of the log up to it.
     """
 
     def __init__(
@@ -65,7 +65,7 @@ class Loop:
         identity: dict[str, Any],
         say: Callable[[str], None],
         last: int = 0,
-        losses: Iterable[tuple[int, float]] = (),
+        past: Sequence[dict[str, Any]] = (),
     ) -> None:
         self._prepared = prepared
         self._recipe = prepared.recipe
@@ -80,7 +80,8 @@ class Loop:
         self._saved = last
         self._progress = Progress(prepared.steps)
         self._watch = LossWatch(optimiser.warmup_steps)
-        self._watch.replay(losses)
+        self._watch.replay((row["step"], row["loss"]) for row in past if "loss" in row)
+        self._measured = max((row["step"] for row in past if "validation" in row), default=0)
         self._stopping = False
         hardware = prepared.base.hardware
         self._device = torch.device(hardware.device)
@@ -98,6 +99,9 @@ class Loop:
             FitError: a step does not fit the memory of the device.
         """
         steps, recipe = self._prepared.steps, self._recipe
+        if self._measured < self._saved < steps:
+            # It was stopped between the checkpoint and the measurement.
+            self._validate(self._saved, validate)
         for step in range(self._saved, steps):
             record = self._step(step)
             if self._log is not None:
@@ -108,13 +112,18 @@ class Loop:
                 self._save(done)
                 self._say(f"saved at step {done}; run the same command again to go on from there")
                 raise KeyboardInterrupt
-            if done < steps and done % recipe.validate_every == 0:
-                with self._autocast():
-                    validate(done)
+            # Before the measurement, which may take long, or more memory than there is.
             if done == steps or done % recipe.save_every == 0:
                 self._save(done)
+            if done < steps:
+                self._validate(done, validate)
         with self._autocast():
             validate(steps)
+
+    def _validate(self, done: int, validate: Callable[[int], None]) -> None:
+        if done % self._recipe.validate_every == 0:
+            with self._autocast():
+                validate(done)
 
     def _step(self, step: int) -> StepRecord:
         started = time.perf_counter()

@@ -2,6 +2,7 @@
 
 import json
 import shutil
+import signal
 import threading
 from contextlib import ExitStack
 from dataclasses import replace
@@ -258,6 +259,50 @@ def test_a_run_that_goes_on_equals_one_that_was_not_stopped(tmp_path: Path, keys
         expected, found = load_file(file), load_file(out / file.relative_to(whole))
         assert expected.keys() == found.keys()
         assert all(torch.equal(found[name], tensor) for name, tensor in expected.items())
+
+
+MOMENTS = {
+    "before a measurement": ("step 1/4", 2),
+    "in a measurement": ("validate 1", 2),
+    "behind a measurement": ("step 2: held out", 2),
+    "in the last measurement": ("validate 3", 4),
+    "behind the last measurement": ("step 4: held out", 4),
+}
+
+
+@pytest.mark.parametrize(("moment", "last"), MOMENTS.values(), ids=MOMENTS.keys())
+def test_a_stop_around_a_measurement_costs_no_step_and_none_is_told_twice(
+    tmp_path: Path, moment: str, last: int
+):
+    recipe = load_recipe(write_toy(tmp_path, validation_share=0.3, save_every=2, validate_every=2))
+    whole, _ = run(replace(recipe, output=tmp_path / "whole"))
+    measured: list[int] = []
+
+    def stop(line: str) -> None:
+        if not line.startswith(moment):
+            return
+        if "1/4" in line:
+            # The loop ends itself, behind the next step.
+            signal.raise_signal(signal.SIGINT)
+        else:
+            raise KeyboardInterrupt
+
+    def count(stage: str, done: int, total: int) -> None:
+        if stage == "validate":
+            measured.append(done)
+            stop(f"validate {len(measured)}")
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(recipe, say=stop, on_progress=count)
+    out, told = run(recipe)
+    assert told[0] == f"going on behind step {last} of 4"
+    logs = [read_log(folder / "log.jsonl") for folder in (out, whole)]
+    keys = ("step", "loss", "validation")
+    found, expected = [[[row.get(key) for key in keys] for row in log] for log in logs]
+    assert found == expected
+    assert [row["step"] for row in logs[0] if "validation" in row] == [2, 4]
+    facts = [json.loads((folder / "run.json").read_text()) for folder in (out, whole)]
+    assert facts[0]["validation"] == facts[1]["validation"]
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path):
