@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import hashlib
+import math
 import os
+import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from apollo_cli.errors import ApolloError
+from apollo_cli.config import ReadingOptions
+from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record, read_times
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import clips_inside
@@ -39,11 +42,19 @@ def cache_folder() -> Path:
 
 
 def limit_bytes() -> int:
-    """Most bytes that the cache may take: ``APOLLO_CACHE_GB``, else ten gigabytes."""
+    """Most bytes that the cache may take: ``APOLLO_CACHE_GB``, else ten gigabytes.
+
+    Raises:
+        UsageError: the variable holds no amount.
+    """
+    text = os.environ.get(LIMIT_VARIABLE) or str(DEFAULT_LIMIT_GB)
     try:
-        return int(float(os.environ.get(LIMIT_VARIABLE, DEFAULT_LIMIT_GB)) * 1e9)
+        gigabytes = float(text)
     except ValueError:
-        return int(DEFAULT_LIMIT_GB * 1e9)
+        gigabytes = math.nan
+    if not gigabytes >= 0:
+        raise UsageError(f"{LIMIT_VARIABLE}={text}", "allowed are gigabytes, 0 or more, and inf")
+    return int(min(gigabytes * 1e9, sys.maxsize))
 
 
 def identify(path: Path, stream: int = 0) -> str:
@@ -89,31 +100,46 @@ def place_for(source: str, model: str, plan: ClipPlan) -> Path:
     return cache_folder() / f"{source[:12]}-{digest.hexdigest()[:20]}{SUFFIX}"
 
 
-def find_memory(source: str, model: str, plan: ClipPlan) -> Path | None:
+def find_memory(
+    source: str, model: str, plan: ClipPlan, reading: ReadingOptions | None = None
+) -> Path | None:
     """A memory of the same file by the same model that shows at least what the plan wants.
 
     A plan of clips at a rate is also served by a memory of a larger window that is as dense.
+
+    Args:
+        reading: how the pictures would be read now; another decoder's are not taken, and where
+            damage is an error, only those that are known to be sound. None is the default.
     """
+    reading = reading or ReadingOptions()
     exact = place_for(source, model, plan)
     for path in sorted(cache_folder().glob(f"{source[:12]}-*{SUFFIX}")):
         try:
             record = read_record(path)
+            alike = (record.source, record.fingerprint) == (source, model)
+            sound = record.damaged == 0 or not reading.strict
+            if (
+                alike
+                and sound
+                and record.decoder == reading.decoder
+                and (path == exact or _serves(path, record, plan))
+            ):
+                return path
         except ApolloError:
-            # Cut, or of another version: it will be written anew.
+            # Cut, gone, or of another version: it will be written anew.
             continue
-        if path == exact:
-            return path
-        same = (record.source, record.fingerprint) == (source, model)
-        alike = record.span_seconds == plan.clip_seconds and not plan.is_uniform
-        if same and alike and not record.is_uniform and _serves(path, plan):
-            return path
     return None
 
 
-def _serves(path: Path, plan: ClipPlan) -> bool:
+def _serves(path: Path, record: MemoryRecord, plan: ClipPlan) -> bool:
     """Whether a memory holds as many clips inside the plan's window as the plan wants."""
-    times = read_times(path)
-    inside = clips_inside(times, plan.start_seconds, plan.end_seconds)
+    start, end = plan.start_seconds, plan.end_seconds
+    if plan.is_uniform or record.is_uniform or record.span_seconds != plan.clip_seconds:
+        return False
+    # What a window shorter than a clip shows depends on how its pictures are spread.
+    if end - start < plan.clip_seconds or not record.window[0] <= start < end <= record.window[1]:
+        return False
+    inside = clips_inside(read_times(path), start, end)
     # In a long row, a clip that a border of the window cuts off is no loss.
     return len(inside) >= len(plan) - (len(plan) >= _LONG_ROW)
 

@@ -2,8 +2,8 @@
 
 The header says everything about how the tokens were made, as JSON. Its size and the places of
 all clips are known before the first clip is encoded, so clips are written in place, one batch
-after the other; a small file beside it counts those that are safely there. After a kill, the
-next run goes on behind them.
+after the other; a small file beside it counts those that are safely there, and says which pictures
+of them were damaged. After a kill, the next run goes on behind them.
 """
 
 from __future__ import annotations
@@ -45,6 +45,7 @@ class MemoryWriter:
 
     Attributes:
         done: clips that are safely on disk.
+        damaged_seconds: times of their damaged pictures; whoever adds clips keeps it.
 
     Raises:
         Timeout: another run is writing the same file.
@@ -78,7 +79,7 @@ class MemoryWriter:
         self._header = self._render(record, None)
         self._times_at = len(self._header)
         self._tokens_at = self._times_at + times_bytes
-        self.done = self._resume()
+        self.done, self.damaged_seconds = self._resume()
 
     def _render(self, record: MemoryRecord, length: int | None) -> bytes:
         header = {"__metadata__": {RECORD_KEY: record.to_json()}, **self._entries}
@@ -89,19 +90,24 @@ class MemoryWriter:
             return self._header
         return length.to_bytes(8, "little") + text.ljust(length)
 
-    def _resume(self) -> int:
+    def _resume(self) -> tuple[int, list[float]]:
         try:
             with self.part.open("rb") as file:
                 same = file.read(len(self._header)) == self._header
-            count = int(self.counter.read_text()) if same else 0
-        except (OSError, ValueError):
-            same, count = False, 0
+            count, damaged = json.loads(self.counter.read_text()) if same else (0, [])
+        except (OSError, ValueError, TypeError):
+            same, count, damaged = False, 0, []
         if not same:
-            self.counter.unlink(missing_ok=True)
-            with self.part.open("wb") as file:
-                file.write(self._header)
-                file.truncate(self._tokens_at + self.clips * self.clip_bytes)
-        return min(max(count, 0), self.clips)
+            self.start_over()
+        return min(max(count, 0), self.clips), damaged
+
+    def start_over(self) -> None:
+        """Forget what an earlier run wrote."""
+        self.done, self.damaged_seconds = 0, list[float]()
+        self.counter.unlink(missing_ok=True)
+        with self.part.open("wb") as file:
+            file.write(self._header)
+            file.truncate(self._tokens_at + self.clips * self.clip_bytes)
 
     def add(self, tokens: torch.Tensor, times: np.ndarray) -> None:
         """Write the next clips: tokens (B, R, H) and times (B, frames)."""
@@ -114,11 +120,16 @@ class MemoryWriter:
             file.flush()
             os.fsync(file.fileno())
         self.done += len(times)
-        write_whole(self.counter, str(self.done))
+        write_whole(self.counter, json.dumps([self.done, self.damaged_seconds]))
 
     def finish(self, notes: tuple[str, ...]) -> Path:
         """Complete the record and give the file its name."""
-        record = replace(self.record, notes=notes, digest=_digest(self.part, self._times_at))
+        record = replace(
+            self.record,
+            notes=notes,
+            damaged=len(self.damaged_seconds),
+            digest=_digest(self.part, self._times_at),
+        )
         with self.part.open("r+b") as file:
             file.write(self._render(record, self._times_at - 8))
             file.flush()

@@ -34,6 +34,7 @@ class MemoryRecord:
         notes: as in ``VideoMemory``.
         subtitles: start, end and text of each. subtitle_style: how they are told.
         is_uniform: as in ``ClipPlan``.
+        decoder: who read the pictures. damaged: how many were; -1 in files that do not tell.
         digest: SHA-256 of times and tokens as they are stored; empty until the file is finished.
     """
 
@@ -52,6 +53,8 @@ class MemoryRecord:
     subtitles: tuple[tuple[float, float, str], ...] = ()
     subtitle_style: SubtitleStyle = "listed"
     is_uniform: bool = False
+    decoder: str = ""
+    damaged: int = -1
     digest: str = ""
     version: str = __version__
     format: int = FORMAT
@@ -90,6 +93,13 @@ def read_record(path: Path) -> MemoryRecord:
 
 
 def read_times(path: Path) -> np.ndarray:
-    """The times of a memory's clips, (clips, frames), without its tokens."""
-    with safe_open(path, framework="np") as file:
-        return file.get_tensor("times")
+    """The times of a memory's clips, (clips, frames), without its tokens.
+
+    Raises:
+        MediaError: the file is missing or damaged.
+    """
+    try:
+        with safe_open(path, framework="np") as file:
+            return file.get_tensor("times")
+    except (SafetensorError, OSError) as error:
+        raise MediaError(f"{path.name}: damaged ({error})") from error

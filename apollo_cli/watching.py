@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import time
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
@@ -14,7 +15,7 @@ import torch
 from filelock import Timeout
 
 from apollo_cli.config import ENCODE_BATCH, ReadingOptions
-from apollo_cli.errors import FitError, UsageError
+from apollo_cli.errors import ApolloError, FitError, UsageError
 from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
 from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
@@ -24,7 +25,7 @@ from apollo_cli.planning import Planner
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.reader import ClipBatch, ReadReport
+from apollo_cli.video.reader import ClipBatch, ReadReport, find_pictures
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 
@@ -74,31 +75,39 @@ class Keeper:
     Attributes:
         writer: of the memory; None when nothing is kept.
         is_asked_for: whether the user named the file, so that a failure is an error.
+        notes: what is said of this run only, and not kept.
     """
 
     writer: MemoryWriter | None
     is_asked_for: bool
-    failure: str = ""
+    notes: tuple[str, ...] = ()
 
-    def add(self, tokens: torch.Tensor, times: np.ndarray) -> None:
+    def add(self, tokens: torch.Tensor, times: np.ndarray, damaged_seconds: list[float]) -> None:
         """Write the next clips.
+
+        Args:
+            damaged_seconds: times of all damaged pictures so far.
 
         Raises:
             UsageError: the file that the user named cannot be written.
         """
         if self.writer is not None:
+            self.writer.damaged_seconds = damaged_seconds
             self._attempt(partial(self.writer.add, tokens, times))
 
     def finish(self, memory: VideoMemory) -> VideoMemory:
-        """Complete the file; a memory that could not be kept says so.
+        """Complete the file; the memory says what came of it.
 
         Raises:
             UsageError: the file that the user named cannot be written.
         """
         if self.writer is not None:
             self._attempt(partial(self.writer.finish, memory.notes))
-            prune(max(limit_bytes(), 0))
-        return replace(memory, notes=(*memory.notes, self.failure)) if self.failure else memory
+        if self.writer is not None and not self.is_asked_for:
+            # What cannot be deleted now is tried again after the next video.
+            with suppress(OSError):
+                prune(limit_bytes())
+        return replace(memory, notes=(*memory.notes, *self.notes))
 
     def release(self) -> None:
         """Let another run write the file."""
@@ -112,7 +121,7 @@ class Keeper:
         except OSError as error:
             if self.is_asked_for:
                 raise _cannot_write(self.writer.target, error) from error
-            self.failure = f"{_NOT_KEPT} ({error.strerror})"
+            self.notes += (f"{_NOT_KEPT} ({error.strerror})",)
             self.writer.discard()
             self.release()
             self.writer = None
@@ -161,12 +170,15 @@ class Watcher:
         keeper = Keeper(None, is_asked_for=target is not None)
         if target is not None or self.keeps(info, reading):
             source = identify(info.path, info.stream_index)
-            found = find_memory(source, self.fingerprint, plan)
-            if found is not None and target is None:
-                return replace(self._remember(found, info, plan), spoken=spoken)
+            if target is None:
+                # A wrong limit is told before the watching, not after it.
+                limit_bytes()
+                remembered = self._remember(source, info, plan, reading)
+                if remembered is not None:
+                    return replace(remembered, spoken=spoken)
             place = target or place_for(source, self.fingerprint, plan)
             keeper = self._keeper(
-                place, source, info, plan, spoken, is_asked_for=target is not None
+                place, self._record(source, info, plan, spoken, reading), is_asked_for=bool(target)
             )
         try:
             memory = self._look(info, plan, keeper, reading, on_progress)
@@ -180,25 +192,33 @@ class Watcher:
         # A folder has no content to sample, and approximate pictures are not worth keeping.
         return self.use_cache and info.kind == "video" and not info.files and not reading.fast
 
-    def _remember(self, found: Path, info: VideoInfo, plan: ClipPlan) -> VideoMemory:
-        os.utime(found)
-        memory = load_memory(found, self.fingerprint, self.model_name)
+    def _remember(
+        self, source: str, info: VideoInfo, plan: ClipPlan, reading: ReadingOptions
+    ) -> VideoMemory | None:
+        """What the cache holds of a plan; a file of it that cannot be read is deleted."""
+        found = find_memory(source, self.fingerprint, plan, reading)
+        if found is None:
+            return None
+        try:
+            os.utime(found)
+            memory = load_memory(found, self.fingerprint, self.model_name)
+        except (ApolloError, OSError):
+            with suppress(OSError):
+                found.unlink()
+            return None
         memory = memory.within(plan.start_seconds, plan.end_seconds).thinned(len(plan))
         tokens = memory.tokens.to(self.network.device)
         return replace(memory, path=info.path, tokens=tokens)
 
-    def _keeper(
+    def _record(
         self,
-        target: Path,
         source: str,
         info: VideoInfo,
         plan: ClipPlan,
         spoken: Spoken,
-        *,
-        is_asked_for: bool,
-    ) -> Keeper:
-        """Start to write a memory; nothing is kept where the cache is out of order or in use."""
-        record = MemoryRecord(
+        reading: ReadingOptions,
+    ) -> MemoryRecord:
+        return MemoryRecord(
             model=self.model_name,
             fingerprint=self.fingerprint,
             source=source,
@@ -213,9 +233,13 @@ class Watcher:
             subtitles=tuple((s.start_seconds, s.end_seconds, s.text) for s in spoken.subtitles),
             subtitle_style=spoken.style,
             is_uniform=plan.is_uniform,
+            decoder=reading.decoder,
         )
+
+    def _keeper(self, target: Path, record: MemoryRecord, *, is_asked_for: bool) -> Keeper:
+        """Start to write a memory; nothing is kept where the cache is out of order or in use."""
         config = self.network.config
-        shape = (len(plan), config.visual_tokens_per_clip, config.connector.text_width)
+        shape = (record.clips, config.visual_tokens_per_clip, config.connector.text_width)
         writer = None
         try:
             writer = MemoryWriter(target, record, shape, config.frames_per_clip, self.network.dtype)
@@ -238,12 +262,15 @@ class Watcher:
         on_progress: Progress,
     ) -> VideoMemory:
         tokens, times, notes, report = [], [], list[str](), ReadReport()
-        skipped = keeper.writer.done if keeper.writer else 0
-        if keeper.writer and skipped:
+        skipped, damaged = 0, list[float]()
+        if keeper.writer and reading.strict and keeper.writer.damaged_seconds:
+            keeper.writer.start_over()
+        if keeper.writer and keeper.writer.done:
+            skipped, damaged = keeper.writer.done, keeper.writer.damaged_seconds
             kept = keeper.writer.written()
             tokens.append(kept[0].to(self.network.device))
             times.append(kept[1])
-            notes.append(f"{skipped} clips of an earlier, stopped run were kept")
+            keeper.notes += (f"{skipped} clips of an earlier, stopped run were kept",)
         fast = ["--fast: the nearest key pictures were taken"] if reading.fast else []
         decode_seconds = encode_seconds = 0.0
         mark = time.perf_counter()
@@ -261,13 +288,16 @@ class Watcher:
             decoded = time.perf_counter()
             on_progress("decode", done, len(plan))
             encoded = self._encode(batch.pixels, notes)
-            keeper.add(encoded, batch.times)
+            keeper.add(encoded, batch.times, [*damaged, *report.damaged_seconds])
             tokens.append(encoded)
             times.append(batch.times)
             decode_seconds += decoded - mark
             mark = time.perf_counter()
             encode_seconds += mark - decoded
             on_progress("encode", done, len(plan))
+        report.damaged_seconds[:0] = damaged
+        if skipped:
+            report.pictures = len(np.unique(find_pictures(info, plan.times, reading.fast)))
         return VideoMemory(
             path=info.path,
             kind=info.kind,

@@ -14,10 +14,10 @@ import pytest
 import torch
 
 from apollo_cli import engine
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, ShortPolicy
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import MediaError, UsageError, WeightsError
-from apollo_cli.memory_cache import cache_folder, identify, list_memories, prune
+from apollo_cli.memory_cache import cache_folder, find_memory, identify, list_memories, prune
 from apollo_cli.memory_record import read_record
 from tests import tiny
 from tests.tiny import Tiny
@@ -40,6 +40,25 @@ def apollo(checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) ->
 @pytest.fixture
 def video(tmp_path: Path) -> Path:
     return Path(copyfile(CASES / "one_key_60s.mp4", tmp_path / "video.mp4"))
+
+
+def stop_after(apollo: Apollo, video: Path, target: Path | None, clips: int) -> None:
+    """Watch until so many clips were written, one by one."""
+
+    class Stop(Exception):
+        pass
+
+    def stop(stage: str, done: int, total: int) -> None:
+        if (stage, done) == ("encode", clips):
+            raise Stop
+
+    batch, apollo.watcher.encode_batch = apollo.watcher.encode_batch, 1
+    with pytest.raises(Stop):
+        if target is None:
+            apollo.watch(video, on_progress=stop)
+        else:
+            apollo.remember(video, target, on_progress=stop)
+    apollo.watcher.encode_batch = batch
 
 
 def test_the_second_time_nothing_is_decoded_and_the_answer_is_the_same(apollo: Apollo, video: Path):
@@ -84,6 +103,121 @@ def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):
     apollo.watch(video, SamplingOptions(max_clips=6))
     assert apollo.watch(video).remembered is None
     assert apollo.watch(video, SamplingOptions(fps=4.0)).remembered is None
+
+
+@pytest.mark.parametrize("first", ["watched", "stopped"])
+def test_damage_that_was_passed_over_is_an_error_to_a_strict_reading(
+    first: str, apollo: Apollo, tmp_path: Path
+):
+    damaged, strict = CASES / "bit_flips.mp4", ReadingOptions(strict=True)
+    if first == "watched":
+        assert any("damaged" in note for note in apollo.watch(damaged).notes)
+    else:
+        stop_after(apollo, damaged, None, clips=3)
+    with pytest.raises(MediaError, match="is damaged"):
+        apollo.watch(damaged, reading=strict)
+    again = apollo.watch(damaged)
+    assert (again.remembered is not None) == (first == "watched")
+
+
+def test_a_sound_video_is_remembered_for_a_strict_reading(apollo: Apollo, video: Path):
+    apollo.watch(video)
+    assert apollo.watch(video, reading=ReadingOptions(strict=True)).remembered is not None
+
+
+def test_pictures_of_one_decoder_are_not_served_as_those_of_another(apollo: Apollo, video: Path):
+    watcher = apollo.watcher
+    info = watcher.reader.probe(video)
+    (plan,) = apollo.planner.plan([info], SamplingOptions())
+    apollo.watch(video)
+    found = [
+        find_memory(identify(info.path), watcher.fingerprint, plan, ReadingOptions(decoder=name))
+        for name in ("pyav", "decord", "torchcodec")
+    ]
+    assert [path is not None for path in found] == [True, False, False]
+
+
+@pytest.mark.parametrize("shorts", [("repeat", "stretch"), ("stretch", "repeat")])
+def test_a_short_video_is_shown_as_asked_whatever_was_seen_before(
+    shorts: tuple[ShortPolicy, ShortPolicy], apollo: Apollo
+):
+    seen = [apollo.watch(CASES / "five_frames.webm", SamplingOptions(short=s)) for s in shorts]
+    assert seen[1].remembered is None
+    assert seen[0].times.tolist() != seen[1].times.tolist()
+
+
+def test_a_memory_of_a_part_is_not_served_for_the_whole(apollo: Apollo, video: Path):
+    apollo.watch(video, SamplingOptions(end_seconds=20))
+    few = apollo.watch(video, SamplingOptions(max_clips=3))
+    assert few.remembered is None
+    assert few.times[-1, 0] > 40
+
+
+def test_a_memory_that_does_not_tell_how_it_was_read_is_missed_quietly(apollo: Apollo, video: Path):
+    kept = apollo.watch(video)
+    (file,) = cache_folder().glob("*.apollo")
+    content = file.read_bytes()
+    length = int.from_bytes(content[:8], "little")
+    header = content[8 : 8 + length]
+    for field in (b'"decoder": "pyav", ', b'"damaged": 0, '):
+        escaped = field.replace(b'"', b'\\"')
+        assert escaped in header
+        header = header.replace(escaped, b"")
+    file.write_bytes(content[:8] + header.ljust(length) + content[8 + length :])
+    assert read_record(file).damaged == -1
+    assert torch.equal(apollo.watch(file).tokens, kept.tokens)
+    assert apollo.watch(video).remembered is None
+    assert apollo.watch(video).remembered is not None
+
+
+@pytest.mark.parametrize("damage", ["changed", "cut", "vanished"])
+def test_a_memory_of_the_cache_that_cannot_be_read_is_made_again(
+    damage: str, apollo: Apollo, video: Path
+):
+    kept = apollo.watch(video)
+    (file,) = cache_folder().glob("*.apollo")
+    content = bytearray(file.read_bytes())
+    content[-900] ^= 0xFF
+    if damage == "vanished":
+        file.unlink()
+        file.symlink_to(file.with_name("gone"))
+    else:
+        file.write_bytes(content if damage == "changed" else content[:-900])
+    again = apollo.watch(video)
+    assert again.remembered is None
+    assert torch.equal(again.tokens, kept.tokens)
+    assert apollo.watch(video).remembered is not None
+
+
+@pytest.mark.parametrize("limit", ["nan", "-1", "lots"])
+def test_a_limit_that_is_no_amount_is_told_before_anything_is_watched(
+    limit: str, apollo: Apollo, video: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("APOLLO_CACHE_GB", limit)
+    told = []
+    with pytest.raises(UsageError, match=f"APOLLO_CACHE_GB={limit}; allowed"):
+        apollo.watch(video, on_progress=lambda *step: told.append(step))
+    assert told == []
+
+
+@pytest.mark.parametrize(("limit", "kept"), [("inf", 1), ("", 1), ("1e300", 1), ("0", 0)])
+def test_the_cache_may_be_without_a_limit_or_keep_nothing(
+    limit: str, kept: int, apollo: Apollo, video: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setenv("APOLLO_CACHE_GB", limit)
+    assert len(apollo.watch(video)) == 30
+    assert len(list_memories()) == kept
+
+
+def test_damage_before_a_stop_is_counted_and_told_after_it(apollo: Apollo, tmp_path: Path):
+    damaged, target = CASES / "bit_flips.mp4", tmp_path / "video.apollo"
+    whole = apollo.remember(damaged, tmp_path / "whole.apollo")
+    stop_after(apollo, damaged, target, clips=2)
+    resumed = apollo.remember(damaged, target)
+    assert resumed.notes == (*whole.notes, "2 clips of an earlier, stopped run were kept")
+    told = [read_record(file) for file in (target, tmp_path / "whole.apollo")]
+    assert told[0].notes == told[1].notes == whole.notes
+    assert told[0].damaged == told[1].damaged > 0
 
 
 def test_a_changed_file_is_watched_again(apollo: Apollo, video: Path):
@@ -158,7 +292,9 @@ def test_a_killed_run_goes_on_where_it_was(checkpoint: Path, video: Path, tmp_pa
     assert not target.exists()
     apollo = engine.load(checkpoint)
     resumed = apollo.remember(video, target)
-    assert any("12 clips of an earlier, stopped run were kept" in note for note in resumed.notes)
+    said = "12 clips of an earlier, stopped run were kept"
+    assert said in resumed.notes
+    assert said not in read_record(target).notes
     whole = apollo.remember(video, tmp_path / "again.apollo")
     torch.testing.assert_close(resumed.tokens, whole.tokens, rtol=0, atol=1e-5)
     assert (resumed.times == whole.times).all()
@@ -169,7 +305,7 @@ def test_a_part_of_another_plan_is_not_gone_on_with(apollo: Apollo, video: Path,
     whole = apollo.remember(video, target)
     part, counter = target.with_name("video.apollo.part"), target.with_name("video.apollo.count")
     target.rename(part)
-    counter.write_text("12")
+    counter.write_text("[12, []]")
     fewer = apollo.remember(video, target, SamplingOptions(max_clips=6))
     assert len(fewer) == 6
     assert not any("stopped run" in note for note in fewer.notes)

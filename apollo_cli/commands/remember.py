@@ -56,7 +56,11 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
 
 @click.group()
 def cache() -> None:
-    """List and clear the memories that are found again by themselves."""
+    """List and clear the memories that are found again by themselves.
+
+    They take at most 10 GB, or what the variable APOLLO_CACHE_GB says; inf is no limit. What was
+    not used for longest goes first.
+    """
 
 
 @cache.command("list")

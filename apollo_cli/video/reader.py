@@ -91,7 +91,7 @@ def read_frames(
         MediaError: nothing can be decoded, or ``strict`` and a picture is damaged.
     """
     wanted = np.asarray(times, dtype=np.float64).reshape(-1)
-    pictures = _find(info, wanted, fast)
+    pictures = find_pictures(info, wanted, fast)
     order = np.argsort(pictures, kind="stable")
     ascending = pictures[order]
     at = 0
@@ -148,7 +148,7 @@ def read_clips(
         MediaError: as ``read_frames``.
     """
     times = np.asarray(times, dtype=np.float64)
-    pictures = _find(info, times, fast)
+    pictures = find_pictures(info, times, fast)
     for group in _forward_groups(pictures, batch_clips):
         walk = _read(info, pictures[group], strict=strict, decoder=decoder, report=report)
         squares: dict[int, tuple[float, dict[str, np.ndarray]]] = {}
@@ -195,7 +195,8 @@ def _batch(
     return ClipBatch(first, pixels, seconds.reshape(shape))
 
 
-def _find(info: VideoInfo, times: np.ndarray, fast: bool) -> np.ndarray:
+def find_pictures(info: VideoInfo, times: np.ndarray, fast: bool) -> np.ndarray:
+    """Indices of the pictures on display at each time, or of the nearest key pictures."""
     pictures = info.frames_at(times)
     return info.key_pictures(pictures) if fast else pictures
 
