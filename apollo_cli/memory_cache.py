@@ -11,8 +11,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.config import ReadingOptions
-from apollo_cli.errors import ApolloError, UsageError
+from apollo_cli.errors import ApolloError, MediaError, UsageError
 from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record, read_times
+from apollo_cli.video.opening import shown
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import clips_inside
 from apollo_cli.weights.adapter import Adapter, visual_identity
@@ -58,10 +59,18 @@ def limit_bytes() -> int:
 
 
 def identify(path: Path, stream: int = 0) -> str:
-    """The identity of a file: its path, size, time of change, and samples of its content."""
-    facts = path.stat()
-    digest = hashlib.sha256(f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}".encode())
-    _add_samples(digest, path, facts.st_size)
+    """The identity of a file: its path, size, time of change, and samples of its content.
+
+    Raises:
+        MediaError: it cannot be read any more.
+    """
+    try:
+        facts = path.stat()
+        told = f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}"
+        digest = hashlib.sha256(told.encode())
+        _add_samples(digest, path, facts.st_size)
+    except OSError as error:
+        raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from error
     return digest.hexdigest()
 
 

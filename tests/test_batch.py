@@ -12,6 +12,7 @@ import pytest
 
 from apollo_cli.cli import main
 from tests import tiny
+from tests.video.made import make_talk
 
 CASES = Path(__file__).parent / "cases"
 
@@ -48,6 +49,19 @@ def test_a_folder_is_answered_and_a_broken_file_is_a_row_of_its_own(
         "cfr30.mp4", "cfr30.mp4", "empty.mp4", "empty.mp4", "vp8.webm", "vp8.webm",
     ]  # fmt: skip
     assert ["error" in row for row in found] == [False, False, True, True, False, False]
+
+
+def test_whatever_is_wrong_with_one_video_the_others_are_answered(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    talk = make_talk(folder / "b_talk.mkv")
+    talk.write_bytes(talk.read_bytes().replace(b"<b>one</b>", b"\xff\xfe\xfd\xfc\xfb" * 2))
+    (folder / "empty.mp4").write_bytes((CASES / "cut_middle.mp4").read_bytes()[:3000])
+    assert ask(checkpoint, "--videos", str(folder), "one?", "--subtitles", "auto") == 3
+    found = {Path(row["video"]).name: row for row in rows(capfd.readouterr().out)}
+    assert "subtitle track is damaged" in found["b_talk.mkv"]["error"]
+    assert found["b_talk.mkv"]["exit_code"] == 3
+    assert all("answer" in found[name] for name in ("cfr30.mp4", "vp8.webm"))
 
 
 def test_a_stopped_run_is_gone_on_with(folder: Path, checkpoint: str, tmp_path: Path):

@@ -15,6 +15,7 @@ from apollo_cli import engine
 from apollo_cli.cli import main
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.memory_record import read_record
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -82,6 +83,19 @@ def test_a_memory_obeys_the_flags_or_refuses_them(video: Path, checkpoint: str, 
             apollo.watch(target, sampling)
 
 
+def test_a_memory_of_another_video_is_not_written_over_unasked(
+    video: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    other = Path(copyfile(CASES / "vp8.webm", video.with_suffix(".webm")))
+    made = video.with_suffix(".apollo")
+    for code, name in ((0, video), (2, other), (0, video)):
+        assert main(["remember", str(name), "--model", checkpoint]) == code
+        assert read_record(made).path == str(video)
+    assert f"{made} remembers {video}; choose another name with -o" in capfd.readouterr().err
+    assert main(["remember", str(other), "-o", str(made), "--model", checkpoint]) == 0
+    assert read_record(made).path == str(other)
+
+
 def test_what_is_told_of_a_memory_is_what_fits(video: Path, tmp_path: Path):
     small = engine.load(tiny.save(tmp_path / "small", Tiny(context=600)), use_cache=False)
     small.remember(video, tmp_path / "video.apollo")
@@ -112,6 +126,8 @@ def test_a_memory_with_a_changed_byte_is_refused(video: Path, checkpoint: str, t
         (("ask", "V", "one?", "--from", "-1"), "--help"),
         (("frames", "V", "--at", "99"), "ends at 60.00 s"),
         (("check", ""), "empty name"),
+        (("remember", ""), "no name of a video"),
+        (("remember", "."), "no name of a video"),
     ],
 )
 def test_what_cannot_be_done_is_one_line_with_code_two(

@@ -189,6 +189,13 @@ def test_a_memory_of_the_cache_that_cannot_be_read_is_made_again(
     assert apollo.watch(video).remembered is not None
 
 
+def test_a_video_that_vanishes_before_it_is_watched_is_named(apollo: Apollo, video: Path):
+    info = apollo.watcher.reader.probe(video)
+    video.unlink()
+    with pytest.raises(MediaError, match=r"video\.mp4"):
+        apollo.watch(info)
+
+
 @pytest.mark.parametrize("limit", ["nan", "-1", "lots"])
 def test_a_limit_that_is_no_amount_is_told_before_anything_is_watched(
     limit: str, apollo: Apollo, video: Path, monkeypatch: pytest.MonkeyPatch

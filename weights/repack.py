@@ -11,7 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import safe_open
+from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
@@ -100,8 +100,10 @@ def save_quantized(
         config = checkpoint.llm_config | {"quantization_config": _describe(report)}
         (unfinished / LLM / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
         unfinished.rename(target)
-    except OSError as error:
-        raise WeightsError(f"{target} cannot be written ({error})") from error
+    except (OSError, SafetensorError) as error:
+        raise WeightsError(
+            f"{target} cannot be written ({error})", next_step="make room or choose another place"
+        ) from error
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)
     return SavedQuantised(target, report, checkpoint.size_bytes, read_checkpoint(target).size_bytes)

@@ -18,7 +18,7 @@ from apollo_cli.commands.options import (
     sampling_flags,
 )
 from apollo_cli.commands.output import format_bytes, progress, say_note, write_json, write_table
-from apollo_cli.errors import UsageError
+from apollo_cli.errors import MediaError, UsageError
 
 
 @click.command()
@@ -35,6 +35,8 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     """
     from apollo_cli.memory_record import SUFFIX
 
+    if not Path(video).name:
+        raise UsageError(f"{video!r} is no name of a video file", next_step="name one")
     target = (output or Path(video).with_suffix(SUFFIX)).absolute()
     if target.suffix != SUFFIX:
         raise UsageError(f"-o {output}", f"a name that ends in {SUFFIX} is needed")
@@ -43,6 +45,8 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     sampling, reading = read_sampling(flags), read_reading(flags)
     with start_reader(reading) as reader, progress() as report:
         info = reader.probe(video, stream=reading.stream)
+        if output is None:
+            _spare_another(target, info.path)
         from apollo_cli.engine import load
 
         apollo = load(**read_model(flags), use_cache=False, reader=reader, on_progress=report)
@@ -52,6 +56,23 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     size = format_bytes(target.stat().st_size)
     say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target.name} ...")
     click.echo(target)
+
+
+def _spare_another(target: Path, video: Path) -> None:
+    """Never write over the memory of another video that only has the same name.
+
+    Raises:
+        UsageError: there is one.
+    """
+    from apollo_cli.memory_record import read_record
+
+    try:
+        held = Path(read_record(target).path)
+    except MediaError:
+        # None, or a damaged one.
+        return
+    if held != video:
+        raise UsageError(f"{target} remembers {held}", next_step="choose another name with -o")
 
 
 @click.group()

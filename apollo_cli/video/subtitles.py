@@ -74,7 +74,11 @@ def read_subtitles(path: str | Path) -> tuple[Subtitle, ...]:
         )
     if absolute.stat().st_size > _MOST_BYTES:
         raise MediaError(f"{shown(path)} is too large for subtitles", "allowed are 32 MiB")
-    text = _decode_text(absolute.read_bytes()).replace("\r\n", "\n")
+    try:
+        data = absolute.read_bytes()
+    except OSError as error:
+        raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from error
+    text = _decode_text(data).replace("\r\n", "\n")
     try:
         with av.open(io.BytesIO(text.encode()), mode="r", format=name) as container:
             found = _read_stream(container, 0, 0.0)
@@ -86,7 +90,21 @@ def read_subtitles(path: str | Path) -> tuple[Subtitle, ...]:
 
 
 def read_track(info: VideoInfo) -> tuple[Subtitle, ...]:
-    """Read the default text track inside a video; empty when it has none."""
+    """Read the default text track inside a video; empty when it has none.
+
+    Raises:
+        MediaError: the track is damaged.
+    """
+    try:
+        return _read_default_track(info)
+    except FFmpegError as error:
+        raise MediaError(
+            f"{shown(info.path)}: its subtitle track is damaged ({error.strerror})",
+            next_step="leave out --subtitles, or name a subtitle file",
+        ) from error
+
+
+def _read_default_track(info: VideoInfo) -> tuple[Subtitle, ...]:
     with open_container(info.path) as container:
         tracks = [
             stream

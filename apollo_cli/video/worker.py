@@ -45,7 +45,7 @@ class Worker:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._cancelled = -1
-        self._infos: dict[tuple[str, int], VideoInfo] = {}
+        self._infos: dict[tuple[str, int, int, int], VideoInfo] = {}
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         self._writing = threading.Lock()
         # What a library prints must not be taken for an answer.
@@ -104,7 +104,7 @@ class Worker:
 
     def _serve(self, request: dict[str, Any]) -> Iterator[Answer]:
         if request["task"] == "probe":
-            yield self._probe(request)
+            yield pack_info(self._probe(request))
             return
         info = self._info(request)
         if request["task"] == "check":
@@ -135,24 +135,32 @@ class Worker:
                 fields = {"first_clip": batch.first_clip, "report": asdict(report)}
                 yield fields, {**batch.pixels, "times": batch.times}
 
-    def _probe(self, request: dict[str, Any]) -> Answer:
-        limits = Limits(**request["limits"])
+    def _probe(self, request: dict[str, Any]) -> VideoInfo:
+        facts = _facts(request["path"])
         info = probe(
             request["path"],
             stream=request["stream"],
             image_fps=request["image_fps"],
-            limits=limits,
+            limits=Limits(**request["limits"]),
         )
-        self._infos[str(info.path), info.stream_index] = info
+        self._infos[str(info.path), info.stream_index, *facts] = info
         while len(self._infos) > _KEPT_INFOS:
             del self._infos[next(iter(self._infos))]
-        return pack_info(info)
+        return info
 
     def _info(self, request: dict[str, Any]) -> VideoInfo:
-        path, stream = request["path"], request["stream"]
-        if (path, stream) not in self._infos:
-            self._probe(request)
-        return self._infos[path, stream]
+        path = request["path"]
+        return self._infos.get((path, request["stream"], *_facts(path))) or self._probe(request)
+
+
+def _facts(path: str) -> tuple[int, int]:
+    """Size and time of change, which tell a file from another that has taken its name."""
+    try:
+        facts = os.stat(path)
+    except OSError:
+        # The probe says what is wrong.
+        return 0, 0
+    return facts.st_size, facts.st_mtime_ns
 
 
 def _read_spec(fields: dict[str, Any]) -> PixelSpec:

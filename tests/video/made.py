@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
@@ -11,6 +12,8 @@ import numpy as np
 from av.video.stream import VideoStream
 
 from tests.cases.marker import draw_marker
+
+LINES = b"1\n00:00:06,000 --> 00:00:07,000\n<b>one</b>\n\n2\n00:00:08,000 --> 00:00:09,000\ntwo\n"
 
 
 def marked_frame(number: int, hundredths: int, size: tuple[int, int]) -> av.VideoFrame:
@@ -59,6 +62,26 @@ def make_film(
             frame = marked_frame(number, abs(round(stamp * base * 100)), size)
             frame = frame.reformat(format=pixel_format)
             frame.pts, frame.time_base = stamp, base
+            container.mux(stream.encode(frame))
+        container.mux(stream.encode())
+    return path
+
+
+def make_talk(path: Path, lines: bytes = LINES) -> Path:
+    """A film with a text track; its clock starts at five seconds."""
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=10)
+        assert isinstance(stream, VideoStream)
+        stream.width, stream.height, stream.pix_fmt = 160, 90, "yuv420p"
+        with av.open(io.BytesIO(lines), mode="r", format="srt") as source:
+            text = container.add_stream_from_template(source.streams[0])
+            packets = [packet for packet in source.demux() if packet.size]
+        for packet in packets:
+            packet.stream = text
+            container.mux(packet)
+        for number in range(50):
+            frame = marked_frame(number, 0, (160, 90)).reformat(format="yuv420p")
+            frame.pts, frame.time_base = number + 50, Fraction(1, 10)
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
     return path

@@ -9,6 +9,7 @@ import sys
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from shutil import copyfile
 
 import numpy as np
 import pytest
@@ -68,6 +69,23 @@ def test_errors_and_reports_come_through_whole(guard: GuardedReader):
     assert len(report.damaged_seconds) == 75
     with pytest.raises(MediaError, match="is damaged"):
         list(guard.read_frames(info, info.times, strict=True))
+
+
+def test_a_file_that_took_the_name_of_another_is_read_by_its_own_times(
+    guard: GuardedReader, tmp_path: Path
+):
+    path = Path(copyfile(FOLDER / "cfr30.mp4", tmp_path / "film.mp4"))
+    list(guard.read_frames(guard.probe(path), [0.0]))
+    (tmp_path / "film.mp4").write_bytes((FOLDER / "vfr_screen.mp4").read_bytes())
+    info = probe(path)
+    for one, other in zip(
+        guard.read_frames(info, info.times), read_frames(info, info.times), strict=True
+    ):
+        assert one.seconds == other.seconds
+        assert np.array_equal(one.rgb, other.rgb)
+    path.unlink()
+    with pytest.raises(MediaError, match="no such file"):
+        list(guard.read_frames(info, [0.0]))
 
 
 def test_all_pictures_can_be_checked(guard: GuardedReader):

@@ -2,14 +2,10 @@
 
 from __future__ import annotations
 
-import io
 import shutil
-from fractions import Fraction
 from pathlib import Path
 
-import av
 import pytest
-from av.video.stream import VideoStream
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
@@ -20,7 +16,7 @@ from apollo_cli.video.subtitles import (
     subtitles_between,
 )
 from tests.cases import FOLDER
-from tests.video.made import marked_frame
+from tests.video.made import make_talk
 
 SRT = """1
 00:00:01,000 --> 00:00:02,500
@@ -63,27 +59,17 @@ def test_a_file_with_the_name_of_the_video_is_found(tmp_path: Path):
     assert find_subtitles(info, str(tmp_path / "talk.srt")) == WANT
 
 
-def test_a_text_track_follows_the_clock_of_the_pictures(tmp_path: Path):
-    path = tmp_path / "talk.mkv"
-    late = (
-        b"1\n00:00:06,000 --> 00:00:07,000\n<b>one</b>\n\n2\n00:00:08,000 --> 00:00:09,000\ntwo\n"
-    )
-    with av.open(str(path), "w") as container:
-        stream = container.add_stream("libx264", rate=10)
-        assert isinstance(stream, VideoStream)
-        stream.width, stream.height, stream.pix_fmt = 160, 90, "yuv420p"
-        with av.open(io.BytesIO(late), mode="r", format="srt") as source:
-            text = container.add_stream_from_template(source.streams[0])
-            packets = [packet for packet in source.demux() if packet.size]
-        for packet in packets:
-            packet.stream = text
-            container.mux(packet)
-        for number in range(50):
-            frame = marked_frame(number, 0, (160, 90)).reformat(format="yuv420p")
-            frame.pts, frame.time_base = number + 50, Fraction(1, 10)
-            container.mux(stream.encode(frame))
-        container.mux(stream.encode())
+def test_a_damaged_track_is_one_line_with_the_name_of_the_file(tmp_path: Path):
+    path = make_talk(tmp_path / "talk.mkv")
+    path.write_bytes(path.read_bytes().replace(b"<b>one</b>", b"\xff\xfe\xfd\xfc\xfb" * 2))
     info = probe(path)
+    with pytest.raises(MediaError, match=r"talk\.mkv: its subtitle track is damaged"):
+        find_subtitles(info, "auto")
+    assert find_subtitles(info, "none") == ()
+
+
+def test_a_text_track_follows_the_clock_of_the_pictures(tmp_path: Path):
+    info = probe(make_talk(tmp_path / "talk.mkv"))
     assert info.clock_offset_seconds == pytest.approx(5)
     found = find_subtitles(info, "auto")
     assert [(s.start_seconds, s.end_seconds, s.text) for s in found] == [

@@ -23,6 +23,7 @@ from apollo_cli.weights.load import load_model
 from apollo_cli.weights.quantize import check_quant, place_layers, report_of
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
+from tests.finetune.test_checkpoints import full_disk
 from tests.tiny import Tiny
 
 BITSANDBYTES = pytest.importorskip("bitsandbytes", reason="the extra [quant] is not installed")
@@ -199,6 +200,17 @@ def test_a_failed_save_leaves_nothing_behind(source: Path, tmp_path: Path):
     with pytest.raises(WeightsError, match="cannot be written"):
         save_quantized(source, tmp_path / "file" / "target", "8bit")
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
+
+
+def test_a_disk_that_is_full_while_layers_are_written_is_one_clear_error(
+    source: Path, kind: QuantKind, tmp_path: Path
+):
+    with (
+        full_disk(limit_bytes=8192),
+        pytest.raises(WeightsError, match=r"cannot be written .*make room"),
+    ):
+        save_quantized(source, tmp_path / "target", kind)
+    assert list(tmp_path.iterdir()) == []
 
 
 @pytest.mark.parametrize(
