@@ -264,16 +264,14 @@ class Handlers:
                 raise UsageError(f"a talk about {len(saved.files)} files", "allowed are eight")
             paths = [self._find(visit, name) for name in saved.files]
             names = dict(zip(saved.files, map(str, paths), strict=True))
-
-            def named(files: tuple[str, ...]) -> tuple[str, ...]:
-                return tuple(names.get(name, name) for name in files)
+            told = []
+            for turn in saved.turns:
+                files = tuple(names.get(name, name) for name in turn.files)
+                told.append(Told(turn.question, turn.answer, files, check=turn.check))
 
             def go_on() -> None:
                 visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
-                visit.told = [
-                    Told(turn.question, turn.answer, named(turn.files), check=turn.check)
-                    for turn in saved.turns
-                ]
+                visit.told = told
 
             self.desk.open(visit, paths, then=go_on)
 
@@ -333,11 +331,13 @@ class Handlers:
             raise UsageError("; ".join(faults))
 
     def _find(self, visit: Visit, name: str, is_upload: bool = False) -> Path:
-        if not is_upload and Path(name) not in visit.uploads:
-            return self.files.resolve(name)
-        path = self.files.resolve_upload(name)
-        visit.uploads.add(path)
-        self.files.opened.add(path)
+        if is_upload or Path(name) in visit.uploads:
+            path = self.files.resolve_upload(name)
+            visit.uploads.add(path)
+            self.files.opened.add(path)
+        else:
+            path = self.files.resolve(name)
+        self.media.previews.forget_failure(path)
         return path
 
     def _attempt(self, visit: Visit, begin: Callable[[], None]) -> Iterator[State]:

@@ -34,10 +34,6 @@ class MediaLinks:
         self.files = files
         self.previews = previews or Previews()
 
-    def address(self, path: Path) -> str:
-        """What the player should load for a resolved path, relative to the page; may be empty."""
-        return self.state(path).address
-
     def state(self, path: Path) -> MediaState:
         """How a resolved path can be shown; begins a preview where one is needed.
 
@@ -62,10 +58,6 @@ class MediaLinks:
             )
         link = _link("preview", path)
         return MediaState("preview ready", address=link, kind=seen.kind, reason=seen.reason)
-
-    def cancel(self, path: Path) -> None:
-        """Stop making the preview of a resolved path that nobody looks at any more."""
-        self.previews.cancel(path)
 
     def close(self) -> None:
         """End what runs on the side."""

@@ -8,6 +8,7 @@ import logging
 import os
 import queue
 import selectors
+import stat
 import subprocess
 import sys
 import threading
@@ -18,6 +19,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apollo_cli.memory_cache import identify
+from apollo_cli.video.guard import child_environment
 from apollo_cli.video.opening import shown
 from apollo_cli.weights.files import apollo_home
 
@@ -60,7 +62,6 @@ class Job:
     target: Path
     share: float = 0.0
     failure: str = ""
-    cancelled: bool = False
 
 
 class Previews:
@@ -92,14 +93,15 @@ class Previews:
         except OSError as error:
             return Look("none", reason=f"it cannot be read ({error.strerror})")
         key = (str(path), facts.st_size, facts.st_mtime_ns)
-        if key not in self._looks:
+        seen = self._looks.get(key)
+        if seen is None:
             with self._looking:
                 seen = self._looks.get(key) or _look(path)
             with self._lock:
                 self._looks[key] = seen
                 while len(self._looks) > _KEPT_LOOKS:
                     del self._looks[next(iter(self._looks))]
-        return self._looks.get(key, Look("none", reason="it was not looked at"))
+        return seen
 
     def job(self, path: Path) -> Job:
         """The preview of a file that a browser does not play; it is begun when there is none.
@@ -110,7 +112,8 @@ class Previews:
         target = self.target(path)
         with self._lock:
             job = self._jobs.get(target)
-            if job is None or job.cancelled:
+            # One that was made may have been deleted since, by hand or by the limit.
+            if job is None or (job.share >= 1 and not target.exists()):
                 job = self._jobs[target] = Job(path, target)
                 if target.exists():
                     job.share = 1.0
@@ -119,10 +122,6 @@ class Previews:
                 else:
                     self._start()
                     self._waiting.put(job)
-            elif job.share >= 1 and not target.exists():
-                # Deleted meanwhile, by hand or by the limit.
-                job.share = 0.0
-                self._waiting.put(job)
         if job.share >= 1:
             with contextlib.suppress(OSError):
                 os.utime(target)
@@ -137,19 +136,21 @@ class Previews:
         suffix = ".jpg" if self.look(path).kind == "image" else ".mp4"
         return self.folder / f"{identify(path)[:40]}{suffix}"
 
-    def cancel(self, path: Path) -> None:
-        """Stop making the preview of a file; what is finished stays."""
+    def forget_failure(self, path: Path) -> None:
+        """Forget what went wrong with a file: a full disk, say, may have room by now."""
         with self._lock:
-            for job in self._jobs.values():
-                if job.source == path and job.share < 1:
-                    job.cancelled = True
+            jobs, looks = self._jobs.items(), self._looks.items()
+            self._jobs = {
+                target: job for target, job in jobs if not (job.source == path and job.failure)
+            }
+            self._looks = {
+                key: seen for key, seen in looks if key[0] != str(path) or seen.kind != "none"
+            }
 
     def close(self) -> None:
         """End the child and the thread."""
         with self._lock:
             self._closed = True
-            for job in self._jobs.values():
-                job.cancelled = job.cancelled or job.share < 1
             thread, child = self._thread, self._child
         self._waiting.put(None)
         if child is not None:
@@ -164,16 +165,16 @@ class Previews:
 
     def _work(self) -> None:
         while (job := self._waiting.get()) is not None:
-            if job.cancelled:
-                continue
+            if self._closed:
+                return
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 job.failure = self._make(job)
             except OSError as error:
                 job.failure = f"no preview could be written ({error.strerror})"
-            if job.failure and not job.cancelled:
+            if job.failure:
                 _LOG.warning("no preview of %s: %s", shown(job.source.name), job.failure)
-            elif not job.cancelled:
+            elif not self._closed:
                 job.share = 1.0
                 self._prune(job.target)
 
@@ -183,13 +184,13 @@ class Previews:
         with self._lock:
             self._child = child
         try:
-            for message in _messages(child, _STALL_SECONDS, lambda: job.cancelled):
+            for message in _messages(child, _STALL_SECONDS, lambda: self._closed):
                 if "error" in message:
                     return str(message["error"])
                 if "done" in message:
                     return ""
                 job.share = min(0.999, float(message["share"]))
-            return "" if job.cancelled else "it could not be converted"
+            return "" if self._closed else "it could not be converted"
         finally:
             with self._lock:
                 self._child = None
@@ -199,17 +200,19 @@ class Previews:
 
     def _prune(self, keep: Path) -> None:
         found = []
-        for path in self.folder.iterdir():
+        for path in self.folder.glob("*"):
             with contextlib.suppress(OSError):
-                facts = path.stat()
-                found.append((facts.st_mtime, facts.st_size, path))
+                facts = path.lstat()
+                if stat.S_ISREG(facts.st_mode):
+                    found.append((facts.st_mtime, facts.st_size, path))
         total = sum(size for _, size, _ in found)
         for _, size, path in sorted(found):
             if total <= self._most_bytes:
                 break
             if path != keep:
-                path.unlink(missing_ok=True)
-                total -= size
+                with contextlib.suppress(OSError):
+                    path.unlink()
+                    total -= size
 
 
 def _look(path: Path) -> Look:
@@ -225,15 +228,13 @@ def _look(path: Path) -> Look:
 
 
 def _start_child(task: str, *paths: Path) -> subprocess.Popen[bytes]:
-    root = str(Path(__file__).resolve().parents[1])
-    search = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return subprocess.Popen(
         # -P: a module that lies about in the user's folder is never imported.
         [sys.executable, "-P", "-m", "apollo_cli.ui.encoding", task, *map(str, paths)],
         stdin=subprocess.PIPE,
         stdout=subprocess.PIPE,
         stderr=subprocess.DEVNULL,
-        env={**os.environ, "PYTHONPATH": os.pathsep.join(search)},
+        env=child_environment(),
     )
 
 

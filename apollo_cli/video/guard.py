@@ -188,8 +188,6 @@ class GuardedReader:
         self._slots = [Slot() for _ in range(_SLOTS)]
         descriptors = [slot.descriptor for slot in self._slots]
         self._complaints = create_file()
-        root = str(Path(__file__).resolve().parents[2])
-        paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
         self._child = subprocess.Popen(
             # -P: a module that lies about in the user's folder is never imported.
             [sys.executable, "-P", "-m", "apollo_cli.video.worker", *map(str, descriptors)],
@@ -198,7 +196,7 @@ class GuardedReader:
             stderr=self._complaints,
             pass_fds=descriptors,
             bufsize=0,
-            env={**os.environ, "PYTHONPATH": os.pathsep.join(paths)},
+            env=child_environment(),
         )
         return self._child
 
@@ -283,6 +281,13 @@ class GuardedReader:
             f"{shown(path)}: the decoder crashed ({', '.join([how, *last])})",
             next_step="convert the file, or try another decoder",
         )
+
+
+def child_environment() -> dict[str, str]:
+    """The environment of a child that runs a module of this very package, wherever it lies."""
+    root = str(Path(__file__).resolve().parents[2])
+    paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
+    return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
 
 
 def _source(info: VideoInfo, times: Sequence[float] | np.ndarray) -> dict[str, Any]:

@@ -16,7 +16,7 @@ import pytest
 from apollo_cli.citations import Citation
 from apollo_cli.config import ReadingOptions, SamplingOptions
 from apollo_cli.ui import desk as desk_module
-from apollo_cli.ui import show
+from apollo_cli.ui import previews, show
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.events import _VIEWS, _fill
 from apollo_cli.ui.files import AllowedFolders
@@ -433,6 +433,17 @@ def test_a_talk_is_drawn_anew_only_where_it_has_changed(
     column = [row[1 + list(_VIEWS).index("told")] for row in rows]
     sent = [html for html in column if isinstance(html, str)]
     assert sent == [show.told(states[0]), show.told(states[-1])]
+
+
+def test_a_file_that_could_not_be_shown_is_tried_again_when_it_is_opened_again(
+    handlers: Handlers, visit: Visit, folder: Path, monkeypatch: pytest.MonkeyPatch
+):
+    film = shutil.copy(PHOTO.parent / "cfr30.mp4", folder / "more")
+    with monkeypatch.context() as patch:
+        patch.setattr(previews, "_LOOK_SECONDS", 0.0)
+        assert last(handlers.open(visit, str(film))).files[0].media.state == "cannot be shown"
+    assert handlers.state(visit).files[0].media.state == "cannot be shown"
+    assert last(handlers.open(visit, str(film))).files[0].media.state == "plays"
 
 
 def test_the_stage_is_told_with_clips_and_the_time_that_is_left(handlers: Handlers, visit: Visit):

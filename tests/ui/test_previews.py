@@ -1,5 +1,6 @@
 """What a browser plays is told by content; the rest gets a light preview with the same times."""
 
+import os
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -11,9 +12,11 @@ import pytest
 from apollo_cli.ui import previews
 from apollo_cli.ui.encoding import look
 from apollo_cli.ui.previews import Job, Previews
+from apollo_cli.video.guard import child_environment
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import read_frames
 from tests.cases.marker import read_marker
+from tests.house.repo import ROOT, source_files
 from tests.video.made import make_film
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
@@ -63,6 +66,14 @@ def test_what_is_no_picture_is_told_by_the_child_and_looked_at_once(maker: Previ
     assert seen.kind == "none" and "is a web page" in seen.reason
     assert maker.look(CASES / "html_page.mp4") is seen
     assert maker.look(CASES / "nowhere.mp4").kind == "none"
+
+
+def test_one_piece_says_where_children_find_the_package():
+    texts = {path: (ROOT / path).read_text() for path in source_files()}
+    named = [str(path) for path, text in texts.items() if "PYTHONPATH" in text]
+    assert named == ["apollo_cli/video/guard.py"]
+    root = Path(child_environment()["PYTHONPATH"].split(os.pathsep)[0])
+    assert (root / "apollo_cli" / "ui" / "encoding.py").is_file()
 
 
 def test_sound_that_no_browser_plays_needs_a_preview(tmp_path: Path):
@@ -146,6 +157,28 @@ def test_a_preview_is_made_once_and_found_again_by_another_run(maker: Previews, 
     assert job.target.stat().st_size > 0 and job.target.stat().st_mtime_ns >= written
     job.target.unlink()
     assert wait_for(maker, CASES / "hevc10.mp4").target.exists()
+    # The other one only ever found it; once it is gone, it makes it anew.
+    job.target.unlink()
+    assert wait_for(other, CASES / "hevc10.mp4").target.exists()
+    other.close()
+
+
+def test_what_went_wrong_is_tried_again_when_the_file_is_opened_again(
+    maker: Previews, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    # As a disk that is full: what was to be a folder cannot be one.
+    maker.folder.write_text("")
+    job = wait_for(maker, CASES / "hevc10.mp4")
+    assert job.failure.startswith("no preview could be written")
+    maker.folder.unlink()
+    assert maker.job(CASES / "hevc10.mp4") is job
+    maker.forget_failure(CASES / "hevc10.mp4")
+    assert wait_for(maker, CASES / "hevc10.mp4").failure == ""
+    with monkeypatch.context() as patch:
+        patch.setattr(previews, "_LOOK_SECONDS", 0.0)
+        assert maker.look(CASES / "mjpeg.avi").reason == "mjpeg.avi could not be looked at"
+    maker.forget_failure(CASES / "mjpeg.avi")
+    assert maker.look(CASES / "mjpeg.avi").kind == "video"
 
 
 def test_what_cannot_be_converted_is_told_and_leaves_nothing(maker: Previews):
@@ -160,14 +193,11 @@ def test_a_child_that_hangs_is_given_up(maker: Previews, monkeypatch: pytest.Mon
     assert list(maker.folder.iterdir()) == []
 
 
-def test_a_preview_can_be_cancelled_and_begun_again(maker: Previews, tmp_path: Path):
+def test_a_server_that_ends_leaves_no_half_of_a_preview(maker: Previews, tmp_path: Path):
     source = make_film(tmp_path / "long.mkv", size=(640, 360), count=400, codec="mpeg4")
     job = maker.job(source)
     while job.share == 0:
         time.sleep(0.02)
-    maker.cancel(source)
-    again = maker.job(source)
-    assert again is not job and again.share < 1
     maker.close()
     assert job.share < 1
     assert list(maker.folder.iterdir()) == []
@@ -175,10 +205,15 @@ def test_a_preview_can_be_cancelled_and_begun_again(maker: Previews, tmp_path: P
 
 def test_the_folder_is_bounded_and_keeps_what_was_used_last(tmp_path: Path):
     maker = Previews(tmp_path / "previews", most_bytes=5000)
+    # What somebody else put there is left alone, and stands in nobody's way.
+    (maker.folder / "folder").mkdir(parents=True)
+    (maker.folder / "folder" / "note.txt").write_text("x" * 6000)
     first = wait_for(maker, CASES / "mjpeg.avi")
     second = wait_for(maker, CASES / "hevc10.mp4")
     deadline = time.monotonic() + 5
     while first.target.exists() and time.monotonic() < deadline:
         time.sleep(0.02)
     assert not first.target.exists() and second.target.exists()
+    assert wait_for(maker, CASES / "anim.gif").share == 1
+    assert (maker.folder / "folder" / "note.txt").exists()
     maker.close()
