@@ -128,7 +128,7 @@ def load_dataset(recipe: Recipe) -> Dataset:
     faults: list[Fault] = []
     held: list[Sample] = []
     sources: list[LoadedSource] = []
-    labels = _labels([source.path for source in (*recipe.data, *recipe.validation)])
+    labels = label_files([source.path for source in (*recipe.data, *recipe.validation)])
     for source in recipe.data:
         samples, found = load_samples(source, labels[source.path])
         faults += found + _stage_faults(recipe, source, samples)
@@ -219,7 +219,7 @@ def _weighed(sources: Sequence[LoadedSource]) -> tuple[LoadedSource, ...]:
     return tuple(replace(s, weight=w) for s, w in zip(sources, weights, strict=True))
 
 
-def _labels(paths: Sequence[Path]) -> dict[Path, str]:
+def label_files(paths: Sequence[Path]) -> dict[Path, str]:
     """What each file is called: its name, or its whole path where two have the same name."""
     names = Counter(path.name for path in set(paths))
     return {path: shown(path.name if names[path.name] == 1 else path) for path in paths}

@@ -16,7 +16,7 @@ from filelock import FileLock, Timeout
 
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepare_network
-from apollo_cli.finetune.data.dataset import Dataset
+from apollo_cli.finetune.data.dataset import Dataset, label_files
 from apollo_cli.finetune.data.facts import FACTS_NAME
 from apollo_cli.finetune.data.faults import Fault, count_lost
 from apollo_cli.finetune.data.mixture import Mixture
@@ -171,21 +171,21 @@ def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progre
 
 def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
     """What must stay the same while a run is gone on with, as words and JSON values."""
-    values = {
-        item.name: getattr(recipe, item.name)
-        for item in fields(Recipe)
-        if item.name not in _FREE_KEYS
-    }
+    # What is dropped for a sample depends on those beside it.
+    free = _FREE_KEYS - {"micro_batch_size"} if recipe.lora_dropout else _FREE_KEYS
+    names = [item.name for item in fields(Recipe) if item.name not in free]
+    values = {name: getattr(recipe, name) for name in names}
     weights = base_identity(read_checkpoint(locate_model(recipe.model).folder))
     identity: dict[str, Any] = {**values, "the base model": _join(sorted(weights.items()))}
     for number, adapter in enumerate(resolve_chain(recipe.adapters), start=1):
         identity[f"adapter {number}"] = adapter.digest
+    labels = label_files([source.path for source in (*recipe.data, *recipe.validation)])
     for source in recipe.data:
-        identity[f"data {source.path.name}"] = hash_file(source.path).sha256
-        identity[f"the share of {source.path.name}"] = source.share
+        identity[f"data {labels[source.path]}"] = hash_file(source.path).sha256
+        identity[f"the share of {labels[source.path]}"] = source.share
     # A media file that is gone takes its samples with it, without a change of the data file.
-    names = [(s.name, [v.path.name for v in s.visuals]) for s in data.samples]
-    return identity | {"the list of samples that can be used": _join(names)}
+    usable = [(s.name, [v.path.name for v in s.visuals]) for s in data.samples]
+    return identity | {"the list of samples that can be used": _join(usable)}
 
 
 def describe_packages() -> dict[str, str]:

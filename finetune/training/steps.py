@@ -1,8 +1,9 @@
 """The steps of training: any number of processes, micro batch or stop gives the same result.
 
 The loss of a step is the sum over the trained tokens of its global batch, divided by their number;
-gradients are summed over processes. Random numbers are seeded for each step and process, so that
-no state of a generator has to be kept.
+gradients are summed over processes. Random numbers, which only dropout takes, are seeded for each
+micro batch by its first slot, so that no state of a generator has to be kept, and a sample that is
+alone in its micro batch loses the same inputs in any process.
 """
 
 from __future__ import annotations
@@ -127,7 +128,6 @@ class Loop:
 
     def _step(self, step: int) -> StepRecord:
         started = time.perf_counter()
-        torch.manual_seed(_seed(self._recipe.seed, step, self._team.process_index))
         self._optimiser.clear()
         rates = self._optimiser.rates
         seen, failure = self._accumulate(step)
@@ -153,19 +153,19 @@ class Loop:
     def _accumulate(self, step: int) -> tuple[list[_Seen], ApolloError | None]:
         """Gradients of this process's samples, summed; and why it could not go on, if so."""
         team = self._team
-        left = len(self._order.slots(step, team.process_index, team.num_processes))
+        slots = self._order.slots(step, team.process_index, team.num_processes)
+        size = self._recipe.micro_batch_size
         seen: list[_Seen] = []
         try:
-            while left:
-                size = min(left, self._recipe.micro_batch_size)
-                examples = [self._feed.take() for _ in range(size)]
+            for start in range(0, len(slots), size):
+                examples = [self._feed.take() for _ in slots[start : start + size]]
+                torch.manual_seed(_seed(self._recipe.seed, slots[start]))
                 with self._autocast():
                     loss, tokens = self._prepared.trainee(examples)
                 loss.backward()
                 names = [example.name for example in examples]
                 length = sum(len(example.ids) for example in examples)
                 seen.append(_Seen(names, loss.detach(), tokens, length))
-                left -= size
         except torch.OutOfMemoryError:
             return seen, FitError(
                 f"step {step + 1} does not fit the memory of {self._device}",
@@ -258,8 +258,8 @@ class Loop:
         self._team.wait_for_everyone()
 
 
-def _seed(seed: int, step: int, process: int) -> int:
-    digest = hashlib.sha256(f"{seed}/{step}/{process}".encode()).digest()
+def _seed(seed: int, slot: int) -> int:
+    digest = hashlib.sha256(f"{seed}/{slot}".encode()).digest()
     return int.from_bytes(digest[:7])
 
 

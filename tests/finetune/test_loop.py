@@ -15,8 +15,11 @@ from PIL import Image
 from safetensors.torch import load_file, save_file
 
 from apollo_cli.errors import DataError
+from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe, load_recipe
+from apollo_cli.finetune.training.checkpoints import list_changes
 from apollo_cli.finetune.training.loop import run_recipe
+from apollo_cli.finetune.training.preparing import identify_run
 from apollo_cli.finetune.training.records import read_log
 from apollo_cli.finetune.training.stopping import LossWatch
 from apollo_cli.model.tokenizer import load_tokenizer
@@ -113,6 +116,30 @@ def test_a_changed_recipe_or_data_is_refused_with_what_has_changed(
         "data data.jsonl has changed",
         "the list of samples that can be used has changed",
     }
+
+
+def identify(recipe: Recipe) -> dict[str, Any]:
+    """What a checkpoint would know a run by."""
+    return json.loads(json.dumps(identify_run(recipe, load_dataset(recipe))))
+
+
+def test_each_of_two_data_files_of_one_name_is_known(tmp_path: Path):
+    recipes = [load_recipe(write_toy(tmp_path / name, clips=0, texts=3)) for name in "ab"]
+    both = replace(recipes[0], data=recipes[0].data + recipes[1].data)
+    before = identify(both)
+    for recipe in recipes:
+        path = recipe.data[0].path
+        text = path.read_text()
+        path.write_text(text.replace("It is 2.", "It is two."))
+        assert list_changes(before, identify(both)) == [f"data {path} has changed"]
+        path.write_text(text)
+
+
+def test_micro_batches_are_free_to_change_unless_inputs_are_dropped(tmp_path: Path):
+    recipe = load_recipe(write_toy(tmp_path, clips=0, texts=3))
+    assert identify(replace(recipe, micro_batch_size=2)) == identify(recipe)
+    one, two = [identify(replace(recipe, lora_dropout=0.1, micro_batch_size=n)) for n in (1, 2)]
+    assert list_changes(one, two) == ["micro_batch_size was 1 and is 2"]
 
 
 def test_fresh_forgets_the_earlier_run(tmp_path: Path):

@@ -18,6 +18,7 @@ KEYS = {
     "validation_share": 0.2,
     "learning_rate": 1e-4,
     "connector_learning_rate": 1e-4,
+    "lora_dropout": 0.1,
 }
 LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
