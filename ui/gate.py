@@ -48,6 +48,8 @@ _UPLOAD = "/gradio_api/upload"
 # Talk and settings travel in other requests; beside a file, an upload holds a few headers.
 _MOST_BODY_BYTES, _MULTIPART_BYTES = 16_000_000, 100_000
 _DRAINED_BYTES, _DRAIN_SECONDS = 16_000_000, 2.0
+# Who announced a file and sends nothing of it keeps its space from the others for so long.
+_PAUSE_SECONDS = 30.0
 # An upload that no page has opened by then is left over; all of them share four times the limit.
 _UNOPENED_SECONDS, _ALL_UPLOADS = 300.0, 4
 _FULL = "uploads of all visitors fill their space; try again in some minutes, or open a path"
@@ -203,13 +205,17 @@ class Gate:
         try:
             await self.app(scope, body.receive, body.send)
         except ClientDisconnect:
-            # The visitor left while sending, or sent more than is allowed.
+            # The visitor left while sending, stood still, or sent more than is allowed.
             pass
         finally:
             if is_upload:
                 self._coming.remove(size)
                 self._sweep()
-        if body.is_over and not body.is_answered:
+        if body.is_answered:
+            return
+        if body.is_stalled:
+            raise Refused(408, "the rest did not come; send it again", "it stood still")
+        if body.is_over:
             await body.drain()
             raise too_much
 
@@ -238,25 +244,36 @@ class Gate:
 
 
 class _Body:
-    """A request's body with a limit; past it the application sees a visitor who has left."""
+    """A request's body with limits; past them the application sees a visitor who has left."""
 
     def __init__(self, receive: Receive, send: Send, most: int) -> None:
         self._receive, self._send, self._left = receive, send, most
         self._is_read = False
-        self.is_answered = False
+        self.is_answered = self.is_stalled = False
 
     @property
     def is_over(self) -> bool:
         return self._left < 0
 
+    @property
+    def is_cut(self) -> bool:
+        return self.is_over or self.is_stalled
+
     async def receive(self) -> Message:
-        if self.is_over:
-            return {"type": "http.disconnect"}
-        message = await self._read()
-        return {"type": "http.disconnect"} if self.is_over else message
+        message: Message = {"type": "http.disconnect"}
+        if self.is_cut:
+            return message
+        try:
+            # What comes behind the body is that the visitor left, however late that is.
+            async with asyncio.timeout(None if self._is_read else _PAUSE_SECONDS):
+                read = await self._read()
+        except TimeoutError:
+            self.is_stalled = True
+            return message
+        return message if self.is_over else read
 
     async def send(self, message: Message) -> None:
-        if self.is_over and not self.is_answered:
+        if self.is_cut and not self.is_answered:
             return
         if not self.is_answered:
             self.is_answered = True

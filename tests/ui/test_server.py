@@ -2,11 +2,13 @@
 
 import asyncio
 import base64
+import contextlib
 import json
 import logging
 import os
 import socket
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -359,21 +361,66 @@ def test_an_endless_upload_is_cut_off(address: str, served: Served):
     assert not [path for path in served.uploads.iterdir() if path.name.startswith("tmp")]
 
 
+def begin_upload(address: str, sent: int = 1000) -> socket.socket:
+    """Announce a file of the size that is allowed, and send the first bytes of it."""
+    line = socket.create_connection(("127.0.0.1", int(address.rsplit(":", 1)[1].strip("/"))))
+    head = "POST /gradio_api/upload HTTP/1.1\r\nHost: localhost\r\n"
+    kind = "Content-Type: multipart/form-data; boundary=x\r\n"
+    size = f"Content-Length: {MOST_BYTES}\r\n\r\n"
+    part = '--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+    line.sendall((head + kind + size + part).encode() + bytes(sent))
+    return line
+
+
 def test_a_visitor_who_leaves_in_the_middle_of_an_upload_leaves_nothing(
     address: str, served: Served
 ):
-    port = int(address.rsplit(":", 1)[1].strip("/"))
-    with socket.create_connection(("127.0.0.1", port)) as line:
-        head = b"POST /gradio_api/upload HTTP/1.1\r\nHost: localhost\r\nContent-Length: 500000\r\n"
-        kind = b"Content-Type: multipart/form-data; boundary=x\r\n\r\n"
-        part = b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
-        line.sendall(head + kind + part + bytes(100_000))
+    begin_upload(address, 100_000).close()
     left = threading.Event()
     for _ in range(100):
         if not [path for path in served.uploads.iterdir() if path.name.startswith("tmp")]:
             break
         left.wait(0.05)
     assert not [path for path in served.uploads.iterdir() if path.name.startswith("tmp")]
+
+
+def test_uploads_that_stand_still_are_ended_and_make_room_for_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("apollo_cli.ui.gate._PAUSE_SECONDS", 0.5)
+    served = Served(tmp_path)
+    with serving(served.app) as address, contextlib.ExitStack() as stack:
+        lines = [stack.enter_context(begin_upload(address)) for _ in range(4)]
+        told = [line.makefile("rb").read() for line in lines]
+        assert all(text.startswith(b"HTTP/1.1 408 ") for text in told)
+        assert told[0].endswith(b"the rest did not come; send it again")
+        assert send_files(address, MOST_BYTES).status == 200
+        assert not [path for path in served.uploads.iterdir() if path.name.startswith("tmp")]
+
+
+def test_an_upload_that_comes_slowly_and_a_page_that_only_listens_are_not_ended(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr("apollo_cli.ui.gate._PAUSE_SECONDS", 0.5)
+
+    def slowly() -> Iterator[bytes]:
+        yield b'--x\r\nContent-Disposition: form-data; name="files"; filename="a"\r\n\r\n'
+        for _ in range(4):
+            time.sleep(0.25)
+            yield bytes(1000)
+        yield b"\r\n--x--\r\n"
+
+    with serving(Served(tmp_path).app) as address:
+        port = int(address.rsplit(":", 1)[1].strip("/"))
+        with socket.create_connection(("127.0.0.1", port), timeout=5) as line:
+            line.sendall(b"GET /gradio_api/heartbeat/x HTTP/1.1\r\nHost: localhost\r\n\r\n")
+            assert line.recv(1000).startswith(b"HTTP/1.1 200 ")
+            headers = {"Content-Type": "multipart/form-data; boundary=x"}
+            reply = request(address, "/gradio_api/upload", "POST", slowly(), headers)
+            assert reply.status == 200
+            line.setblocking(False)
+            with contextlib.suppress(BlockingIOError):
+                assert line.recv(1000) != b""
 
 
 @pytest.mark.parametrize("announced", [True, False])
