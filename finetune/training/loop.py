@@ -102,10 +102,12 @@ def run_recipe(
         found = survey(recipe, data, team, on_progress)
         identity = identify_run(recipe, found.data)
         saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
-        is_done = _check_same(recipe.output, identity, saved)
-        if is_done:
+        if _check_same(recipe.output, identity, saved):
             tell(f"this run is done: {recipe.output} holds its result; --fresh trains it again")
             return recipe.output
+        if saved is not None and saved.facts.get("stamp") != found.stamp:
+            written = f"videos or images were written anew since step {saved.step}"
+            tell(f"{written}; they are learned from as they are now")
         quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say)
         prepared = prepare(
             recipe, found, team, quarantine, device=device, say=tell, on_progress=on_progress
@@ -115,6 +117,7 @@ def run_recipe(
             team,
             quarantine,
             identity=identity,
+            stamp=found.stamp,
             saved=saved,
             say=tell,
             on_progress=on_progress,
@@ -130,6 +133,7 @@ def _run(
     quarantine: Quarantine,
     *,
     identity: dict[str, Any],
+    stamp: str,
     saved: Saved | None,
     say: Say,
     on_progress: Progress,
@@ -171,7 +175,7 @@ def _run(
             order,
             optimiser,
             interrupts=stack.enter_context(Interrupts(say, has_launcher=team.num_processes > 1)),
-            identity=identity,
+            known_by={"identity": identity, "stamp": stamp},
             log=log,
             say=say,
             last=last,

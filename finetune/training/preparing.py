@@ -61,12 +61,14 @@ class Survey:
         data: of the run. planner: of its model.
         tokens: of each sample that can be learned from, by its name.
         faults: of the files that were looked at.
+        stamp: of all videos and images: it is another one when any of them was written anew.
     """
 
     data: Dataset
     planner: Planner
     tokens: dict[str, int]
     faults: tuple[Fault, ...]
+    stamp: str
 
 
 @dataclass(frozen=True)
@@ -166,7 +168,8 @@ def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progre
     ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
     lengths, faults = measure_samples(samples, files, ruler, on_progress)
     tokens = {s.name: n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None}
-    return Survey(data.settle(tokens), planner, tokens, tuple(faults))
+    stamps = [_stamp(path) for path in files]
+    return Survey(data.settle(tokens), planner, tokens, tuple(faults), _join(sorted(stamps)))
 
 
 def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
@@ -316,6 +319,14 @@ def _check_enough(recipe: Recipe, samples: Sequence[Sample], quarantine: Quarant
             "at least half of the data is needed",
             f"apollo finetune check {shlex.quote(str(recipe.path))} names all faults",
         )
+
+
+def _stamp(path: Path) -> tuple[str, int, int]:
+    try:
+        status = path.stat()
+    except OSError:
+        return path.name, 0, 0
+    return path.name, status.st_size, status.st_mtime_ns
 
 
 def _join(values: Any) -> str:

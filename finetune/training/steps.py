@@ -48,7 +48,7 @@ class Loop:
         order: tells how many of them a step takes. optimiser: of the trained parameters.
         log: of the run, None in all processes but the first.
         interrupts: whether the user wants to stop.
-        identity: what the run is known by, kept in its checkpoints.
+        known_by: facts that are kept in its checkpoints.
         last: step of the checkpoint that is gone on from; 0 without one.
         past: rows of the log up to it.
     """
@@ -63,7 +63,7 @@ class Loop:
         *,
         log: RunLog | None,
         interrupts: Interrupts,
-        identity: dict[str, Any],
+        known_by: dict[str, Any],
         say: Callable[[str], None],
         last: int = 0,
         past: Sequence[dict[str, Any]] = (),
@@ -76,7 +76,7 @@ class Loop:
         self._optimiser = optimiser
         self._log = log
         self._interrupts = interrupts
-        self._identity = identity
+        self._known_by = known_by
         self._say = say
         self._saved = last
         self._progress = Progress(prepared.steps)
@@ -251,7 +251,7 @@ class Loop:
                 self._recipe.output / "checkpoints",
                 done,
                 {"trained": self._optimiser.parameters, "optimizer": tensors},
-                {"identity": self._identity, **facts},
+                {**self._known_by, **facts},
                 self._recipe.keep_checkpoints,
             )
         self._saved = done

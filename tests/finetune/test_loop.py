@@ -142,6 +142,30 @@ def test_micro_batches_are_free_to_change_unless_inputs_are_dropped(tmp_path: Pa
     assert list_changes(one, two) == ["micro_batch_size was 1 and is 2"]
 
 
+@pytest.mark.parametrize("train", [["llm", "connector"], ["llm"]], ids=["decoded", "watched"])
+def test_a_run_that_goes_on_says_that_a_video_has_changed(tmp_path: Path, train: list[str]):
+    recipe = load_recipe(write_toy(tmp_path, clips=2, train=train))
+
+    def stop(line: str) -> None:
+        if line.startswith("step 3/4"):
+            raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        run_recipe(recipe, say=stop)
+    shutil.copytree(tmp_path, tmp_path / "same")
+    _, told = run(load_recipe(tmp_path / "same" / "recipe.toml"))
+    assert told[0] == "going on behind step 2 of 4"
+    shutil.copyfile(tmp_path / "0.mp4", tmp_path / "1.mp4")
+    out, told = run(recipe)
+    assert told[0] == (
+        "videos or images were written anew since step 2; they are learned from as they are now"
+    )
+    assert told[1] == "going on behind step 2 of 4"
+    assert len(losses(out)) == 4
+    shutil.copyfile(tmp_path / "0.mp4", tmp_path / "1.mp4")
+    assert run(recipe)[1][0].startswith("this run is done")
+
+
 def test_fresh_forgets_the_earlier_run(tmp_path: Path):
     recipe = load_recipe(write_toy(tmp_path, clips=0, texts=4, steps=2))
     first, _ = run(recipe)
