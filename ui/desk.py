@@ -8,9 +8,7 @@ to see their video.
 from __future__ import annotations
 
 import contextlib
-import os
 import secrets
-import signal
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -170,11 +168,10 @@ class Desk:
         if task is None:
             return
         task.stopping.set()
-        waiting = task.future is not None and task.future.cancel()
-        if task.kind == "open" and not waiting and self._opener.process_id is not None:
+        future = task.future
+        if future is not None and not future.cancel() and future.running() and task.kind == "open":
             # A file that hangs while it is opened notices nothing else.
-            with contextlib.suppress(ProcessLookupError):
-                os.kill(self._opener.process_id, signal.SIGKILL)
+            self._opener.interrupt()
         visit.touch()
 
     def open(
@@ -316,9 +313,10 @@ class Desk:
             visit.revise()
 
     def _sweep(self) -> None:
-        """Drop the visits that are over, and of too many the one that was not used for longest."""
+        """Drop the visits that are over, and of too many the one that is missed least."""
         now = time.monotonic()
-        idle = sorted((v for v in self.visits.values() if v.task is None), key=lambda v: v.used)
+        idle = [visit for visit in self.visits.values() if visit.task is None]
+        idle.sort(key=lambda visit: (visit.worth, visit.used))
         for number, visit in enumerate(idle):
             gone = visit.left is not None and now - visit.left > _AWAY_SECONDS
             crowded = len(self.visits) >= _MOST_VISITS and number == 0

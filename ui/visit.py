@@ -194,6 +194,13 @@ class Visit:
         return tuple(str(info.path) for info in self.infos)
 
     @property
+    def worth(self) -> int:
+        """How much would be lost with it: 0 nothing, 1 what a closed page left, 2 an open talk."""
+        if not (self.infos or self.told or self.turns or self.uploads):
+            return 0
+        return 1 if self.left is not None else 2
+
+    @property
     def can_check(self) -> bool:
         """Whether the last answer is about what is in view, as it was."""
         asked = self.asked

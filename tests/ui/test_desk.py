@@ -7,7 +7,7 @@ import resource
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
@@ -21,7 +21,7 @@ from apollo_cli.ui import answering
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.shelf import Shelf
-from apollo_cli.ui.visit import Task, Visit
+from apollo_cli.ui.visit import Task, Told, Visit
 from apollo_cli.watching import Progress
 from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit, until
 
@@ -218,6 +218,20 @@ def test_opening_can_be_stopped_and_the_next_file_opens(desk: Desk, videos: list
     assert [info.path for info in visit.infos] == [videos[1]]
 
 
+def test_a_stop_ends_no_file_that_somebody_else_opens(desk: Desk, videos: list[Path]):
+    visit, other = new_visit(desk), new_visit(desk)
+    desk.open(visit, [videos[0]] * 20)
+    until(lambda: desk._opener.process_id is not None)
+    # Not in line yet, and just done.
+    for future in (None, Future[None]()):
+        if future is not None:
+            future.set_result(None)
+        other.task = Task("open", future=future)
+        desk.stop(other)
+    at_rest(visit)
+    assert (visit.error, len(visit.infos)) == ("", 20)
+
+
 def test_a_file_that_cannot_be_read_is_told_and_the_others_stay_in_view(
     desk: Desk, videos: list[Path], tmp_path: Path
 ):
@@ -297,6 +311,27 @@ def test_work_for_a_tab_that_was_closed_ends(
     desk.leave("a page")
     desk.ask(visit, QUESTIONS[0])
     assert at_rest(visit).notice == "stopped"
+
+
+def test_too_many_visits_drop_those_with_nothing_first_and_open_talks_last(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    monkeypatch.setattr(desk_module, "_MOST_VISITS", 4)
+    with nano_desk() as small:
+        talk, closed, upload = (new_visit(small) for _ in range(3))
+        talk.told.append(Told("one?", "one"))
+        closed.told.append(Told("one?", "one"))
+        upload.uploads.add(tmp_path / "own.mp4")
+        closed.session = "a page"
+        small.leave("a page")
+        newest = [new_visit(small) for _ in range(10)][-1]
+        assert list(small.visits.values()) == [talk, closed, upload, newest]
+        newest.told.append(Told("one?", "one"))
+        for dropped in (closed, talk, upload):
+            newest = new_visit(small)
+            newest.told.append(Told("one?", "one"))
+            assert dropped not in small.visits.values()
+            assert newest in small.visits.values()
 
 
 def test_too_many_visits_drop_the_one_that_was_idle_for_longest(monkeypatch: pytest.MonkeyPatch):
