@@ -11,7 +11,10 @@ from shutil import copyfile
 import pytest
 
 from apollo_cli.cli import main
+from apollo_cli.engine import Apollo
+from apollo_cli.errors import MediaError
 from tests import tiny
+from tests.tiny import Tiny
 from tests.video.made import make_talk
 
 CASES = Path(__file__).parent / "cases"
@@ -75,6 +78,126 @@ def test_a_stopped_run_is_gone_on_with(folder: Path, checkpoint: str, tmp_path: 
     again = rows(output.read_text())
     assert [row["answer"] for row in again] == [row["answer"] for row in rows(whole)]
     assert output.read_text().startswith(first)
+
+
+@pytest.mark.parametrize(
+    ("changed", "again"),
+    [
+        ((), False),
+        (("--seed", "5"), False),
+        (("--from", "0", "--to", "99"), False),
+        (("--max-new-tokens", "5"), True),
+        (("--to", "2"), True),
+        (("--from", "1"), True),
+        (("--choice", "red", "--choice", "blue"), True),
+        (("--blind-check",), True),
+        (("--template", "qwen_1_5"), True),
+        (("--model", "OTHER"), True),
+    ],
+)
+def test_only_answers_of_the_same_model_and_settings_are_left_out_and_that_is_said(
+    changed: tuple[str, ...],
+    again: bool,
+    folder: Path,
+    checkpoint: str,
+    capfd: pytest.CaptureFixture[str],
+):
+    output = folder / "answers.jsonl"
+    (folder / "empty.mp4").unlink()
+    command = ["ask", "--videos", str(folder), "one?", "-o", str(output), "--model", checkpoint]
+    command += ["--max-new-tokens", "4", "--template", "qwen_2"]
+    assert main(command) == 0
+    assert "from before" not in capfd.readouterr().err
+    if changed == ("--model", "OTHER"):
+        changed = ("--model", str(tiny.save(folder.parent / "other", Tiny(seed=3))))
+    assert main([*command, *changed]) == 0
+    told = capfd.readouterr().err
+    assert ("2 answers from before, which are not asked for again" in told) == (not again)
+    assert ("2 answers of another model or with other settings" in told) == again
+    assert len(output.read_text().splitlines()) == (4 if again else 2)
+    assert main([*command, *changed]) == 0
+    assert len(output.read_text().splitlines()) == (4 if again else 2)
+
+
+def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    (folder / "empty.mp4").unlink()
+    for name in ("cfr30.srt", "notes.TXT", "table.csv", "rows.jsonl", ".hidden.mp4"):
+        (folder / name).write_text("hello\n")
+    output = folder / "answers"
+    for _ in range(2):
+        assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 0
+    assert [Path(row["video"]).name for row in rows(output.read_text())] == [
+        "cfr30.mp4",
+        "vp8.webm",
+    ]
+    assert "no video was given" not in capfd.readouterr().err
+
+
+def test_a_failure_of_a_later_question_takes_no_answer_back(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str], monkeypatch
+):
+    def fail(apollo: Apollo, question: str) -> list[str]:
+        if question == "two?":
+            raise MediaError("gone")
+        return []
+
+    monkeypatch.setattr(Apollo, "remarks", fail)
+    (folder / "empty.mp4").unlink()
+    asked = ("-q", "one?", "-q", "two?", "-q", "three?")
+    assert ask(checkpoint, "--videos", str(folder), *asked) == 3
+    found = rows(capfd.readouterr().out)
+    assert [(row["question"], "error" in row) for row in found] == [
+        ("one?", False), ("two?", True), ("three?", True),
+    ] * 2  # fmt: skip
+
+
+@pytest.mark.parametrize("stop", [KeyboardInterrupt, MediaError])
+@pytest.mark.parametrize("form", ["jsonl", "csv", "srt", "md"])
+@pytest.mark.parametrize("to_file", [False, True])
+def test_what_was_answered_before_a_stop_is_kept(
+    *,
+    stop: type[BaseException],
+    form: str,
+    to_file: bool,
+    checkpoint: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    def end(apollo: Apollo, question: str) -> list[str]:
+        if question == "two?":
+            raise stop("stopped")
+        return []
+
+    monkeypatch.setattr(Apollo, "remarks", end)
+    output = tmp_path / "answers"
+    arguments = [str(CASES / "cfr30.mp4"), "-q", "one?", "-q", "two?", "--format", form]
+    arguments += ["-o", str(output)] if to_file else []
+    assert ask(checkpoint, *arguments) == (130 if stop is KeyboardInterrupt else 3)
+    text = output.read_text() if to_file else capfd.readouterr().out
+    assert "one?" in text
+    assert "two?" not in text
+
+
+@pytest.mark.parametrize("output", ["questions.txt", "list.txt", "cfr30.mp4", "talk.srt"])
+def test_an_output_is_never_a_file_that_is_read(
+    output: str, folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    (folder / "questions.txt").write_text("one?\n")
+    (folder / "list.txt").write_text("cfr30.mp4\n")
+    (folder / "talk.srt").write_text("1\n00:00:01,000 --> 00:00:02,500\nhello\n")
+    target = folder / output
+    before = target.read_bytes()
+    many = ["--videos", str(folder / "list.txt")]
+    arguments = ["--questions-file", str(folder / "questions.txt"), "-o", str(target)]
+    arguments += ["--subtitles", str(folder / "talk.srt")]
+    for videos in (many, [str(folder / "cfr30.mp4")], ["--videos", str(folder)]):
+        if videos == many or output != "list.txt":
+            assert ask(checkpoint, *videos, *arguments) == 2
+            assert f"-o {target} is" in capfd.readouterr().err
+        assert target.read_bytes() == before
 
 
 def test_failures_are_tried_again(folder: Path, checkpoint: str, tmp_path: Path):

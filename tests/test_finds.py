@@ -39,7 +39,7 @@ def test_an_output_never_overwrites_the_video_that_is_asked_about(
     before = video.read_bytes()
     arguments = ["ask", str(video), "one?", "-o", str(video), "--model", checkpoint]
     assert main(arguments) == 2
-    assert "the file that is asked about" in capfd.readouterr().err
+    assert "a file that is asked about" in capfd.readouterr().err
     assert video.read_bytes() == before
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import contextlib
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -27,7 +28,7 @@ from apollo_cli.commands.batch import (
     run_batch,
     write_rows,
 )
-from apollo_cli.commands.formats import FORMATS, writer_for
+from apollo_cli.commands.formats import FORMATS, Writer, writer_for
 from apollo_cli.commands.options import (
     generation_flags,
     model_flags,
@@ -89,14 +90,18 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
     )
     if request.blind and request.choices:
         raise UsageError("--blind-check with --choice", "allowed is one of the two")
-    protect_inputs(flags["output"], files)
+    protect_inputs(
+        flags["output"], [*files, flags["questions_file"], flags["videos"], flags["subtitles"]]
+    )
     remark = silent if quiet else say_note
     if flags["ray"] is not None and (not flags["videos"] or flags["ray"] < 1):
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
     if flags["videos"]:
-        _ask_many(list_videos(flags["videos"]), request, form, remark, flags)
+        videos = list_videos(flags["videos"], flags["output"])
+        protect_inputs(flags["output"], videos)
+        _ask_many(videos, request, form, remark, flags)
         return
     with start_reader(request.reading) as reader:
         opened = open_sources(files, request.reading, reader)
@@ -106,11 +111,15 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
             memories = watch(apollo, opened, request, report)
     introduce(apollo, memories, remark)
     streamed = form == "text" and flags["output"] is None
-    rows = list(answer_all(apollo, memories, request, remark, stream_text=streamed))
-    if not streamed:
-        write = writer_for("md" if form == "text" else form)
-        text = "".join(write(row, number) for number, row in enumerate(rows, start=1))
-        _put(text, flags["output"])
+    rows = answer_all(apollo, memories, request, remark, stream_text=streamed)
+    write = writer_for("md" if form == "text" else form)
+    if streamed:
+        for _ in rows:
+            pass
+    elif flags["output"] is None:
+        write_rows(rows, write, sys.stdout)
+    else:
+        _put(rows, write, flags["output"])
 
 
 def _load(
@@ -170,11 +179,13 @@ def _ask_many(
         raise UsageError(f"--videos -o {output} --format {form}", "allowed is --format jsonl")
     if form == "text":
         raise UsageError("--videos --format text", "allowed are jsonl, csv, srt and md")
-    done = set() if output is None else answered(output)
+    done = set[tuple[str, str]]()
     with contextlib.ExitStack() as stack:
         if flags["ray"]:
             from apollo_cli.commands.batch_ray import run_on_ray
 
+            if output is not None:
+                done = answered(output, request, _named(flags["model"]), remark)
             cache, workers = not flags["no_cache"], flags["ray"]
             rows = run_on_ray(
                 videos, request, done, model=read_model(flags), use_cache=cache, workers=workers
@@ -182,20 +193,34 @@ def _ask_many(
         else:
             reader = stack.enter_context(start_reader(request.reading))
             apollo = _load(flags, reader, no_report)
-            introduce(apollo, [], remark)
+            introduce(apollo, None, remark)
+            if output is not None:
+                done = answered(output, request, apollo.describe(), remark)
             rows = run_batch(apollo, videos, request, done, remark)
         file = sys.stdout if output is None else stack.enter_context(open_rows(output))
         write_rows(rows, writer_for(form), file)
 
 
-def _put(text: str, output: Path | None) -> None:
-    if output is None:
-        click.echo(text, nl=False)
-        return
+def _named(model: str) -> dict[str, Any]:
+    """What answers must tell of a model that is not loaded here; nothing where it is chosen."""
+    from apollo_cli.weights.locate import AUTO
+    from apollo_cli.weights.registry import resolve
+
+    return {} if model == AUTO else {"name": resolve(model).name}
+
+
+def _put(rows: Iterator[dict[str, Any]], write: Writer, output: Path) -> None:
+    """Write a file in one step, with what was answered by then also where a run is stopped."""
+    texts: list[str] = []
     try:
-        write_whole(output, text)
-    except OSError as error:
-        raise UsageError(f"-o {output}: {error.strerror}") from error
+        for number, row in enumerate(rows, start=1):
+            texts.append(write(row, number))
+    finally:
+        try:
+            if texts:
+                write_whole(output, "".join(texts))
+        except OSError as error:
+            raise UsageError(f"-o {output}: {error.strerror}") from error
 
 
 def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[str], list[str]]:

@@ -6,7 +6,7 @@ import atexit
 import shutil
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -90,8 +90,8 @@ def _save_stdin() -> str:
     return str(target)
 
 
-def protect_inputs(output: Path | None, files: list[str]) -> None:
-    """Never write over a video that is asked about.
+def protect_inputs(output: Path | None, files: Iterable[str | None]) -> None:
+    """Never write over a file that is read.
 
     Raises:
         UsageError: the output is one of the files.
@@ -99,9 +99,11 @@ def protect_inputs(output: Path | None, files: list[str]) -> None:
     if (
         output is not None
         and output.exists()
-        and any(Path(file).exists() and output.samefile(file) for file in files)
+        and any(file and Path(file).exists() and output.samefile(file) for file in files)
     ):
-        raise UsageError(f"-o {output} is the file that is asked about", next_step="choose another")
+        raise UsageError(
+            f"-o {output} is a file that is asked about or read", next_step="choose another"
+        )
 
 
 def start_reader(reading: ReadingOptions) -> GuardedReader:
@@ -209,16 +211,16 @@ def _check_blind(
     return check.to_dict()
 
 
-def introduce(apollo: Apollo, memories: list[VideoMemory], remark: Remark) -> None:
-    """Say which model answers and what it has seen."""
+def introduce(apollo: Apollo, memories: list[VideoMemory] | None, remark: Remark) -> None:
+    """Say which model answers and what it has seen; None where each video comes later."""
     if apollo.located.chosen and apollo.located.is_toy:
         remark(
             "no downloaded model fits, so the embedded apollo-nano answers; "
             "for a real one: apollo models list"
         )
-    if not memories:
+    if memories == []:
         remark("no video was given: the answer rests on the question alone")
-    for memory in memories:
+    for memory in memories or ():
         if memory.kind == "video":
             again = "remembered, " if memory.remembered else ""
             remark(f"{memory.path.name}: {again}{memory.plan.describe()}")

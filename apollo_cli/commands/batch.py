@@ -10,25 +10,41 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
 
 from apollo_cli.commands.asking import Remark, Request, answer_all, open_sources, watch
+from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
 
 
-def list_videos(source: str) -> list[str]:
+# What lies beside videos in a folder and is never asked about.
+_TEXTS = {".srt", ".vtt", ".ass", ".ssa", ".sub", ".idx", ".txt", ".md", ".log", ".nfo"}
+_TABLES = {".json", ".jsonl", ".csv", ".tsv", ".xlsx", ".ods"}
+# What a row tells of the model that gave the answer, as ``Apollo.describe`` does.
+_MODEL_FACTS = ("name", "revision", "adapter", "quant", "template")
+# Rows round times to milliseconds.
+_CLOSE_SECONDS = 0.01
+
+
+def list_videos(source: str, output: Path | None = None) -> list[str]:
     """The videos of a folder, by name, or of a text file with one path a line.
 
-    Paths in a text file are relative to it; empty lines and lines after ``#`` are left out.
+    Of a folder, subtitles, texts and tables are left out, and the output itself. Paths in a text
+    file are relative to it; empty lines and lines after ``#`` are left out.
 
     Raises:
         UsageError: there is no such folder or file, or it names no video.
     """
     place = Path(source).expanduser()
+    written = output and output.absolute()
     try:
         if place.is_dir():
             files = sorted(p for p in place.iterdir() if p.is_file() and p.name[0] != ".")
-            found = [str(path) for path in files]
+            found = [
+                str(path)
+                for path in files
+                if path.suffix.lower() not in _TEXTS | _TABLES and path.absolute() != written
+            ]
         else:
             lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines()]
             rows = [line for line in lines if line and not line.startswith("#")]
@@ -45,20 +61,68 @@ def list_videos(source: str) -> list[str]:
     return found
 
 
-def answered(output: Path) -> set[tuple[str, str]]:
-    """Pairs of video and question that an earlier run has answered; its errors are tried again."""
+def answered(
+    output: Path, request: Request, model: dict[str, Any], remark: Remark
+) -> set[tuple[str, str]]:
+    """Pairs of video and question that an earlier run has answered; its errors are tried again.
+
+    Args:
+        model: what rows must tell of theirs; those made otherwise are said and made again.
+
+    Raises:
+        UsageError: the file holds something else than rows.
+    """
     if not output.is_file():
         return set()
-    done = set()
-    for line in output.read_text("utf-8").splitlines():
+    wanted = json.loads(json.dumps({key: model[key] for key in _MODEL_FACTS if key in model}))
+    done, others = set(), set()
+    content = output.read_bytes()
+    if content.strip() and not content.startswith(b"{"):
+        raise UsageError(f"-o {output} is there and holds no answers", next_step="choose another")
+    for line in content.splitlines():
         try:
             row = json.loads(line)
         except ValueError:
             # The line that was being written when the run was stopped.
             continue
-        if isinstance(row, dict) and "error" not in row:
-            done.add((row.get("video"), row.get("question")))
+        if isinstance(row, dict) and {"video", "question", "answer"} <= row.keys():
+            pair = (row["video"], row["question"])
+            (done if _is_of(row, request, wanted) else others).add(pair)
+    if done:
+        remark(f"{output}: {_answers(len(done))} from before, which are not asked for again")
+    if others - done:
+        remark(
+            f"{output}: {_answers(len(others - done))} of another model or with other settings, "
+            "which are asked for again"
+        )
     return done
+
+
+def _answers(count: int) -> str:
+    return f"{count} answer{'s' if count != 1 else ''}"
+
+
+def _is_of(row: dict[str, Any], request: Request, model: dict[str, Any]) -> bool:
+    """Whether a row is what this run would write, as far as it tells."""
+    from apollo_cli.memory_record import SUFFIX
+
+    told, longest = row.get("model", {}), request.options.max_new_tokens
+    is_memory = Path(row["video"]).suffix == SUFFIX
+    return (
+        all(told.get(key) == value for key, value in model.items())
+        and row.get("tokens", {}).get("answer_limit", longest) == longest
+        and set(row.get("probabilities", ())) == set(request.choices)
+        and ("blind_check" in row or not request.blind)
+        and (is_memory or all(_is_seen(v, request.sampling) for v in row.get("videos", ())))
+    )
+
+
+def _is_seen(video: dict[str, Any], sampling: SamplingOptions) -> bool:
+    """Whether the window of a row is the one that is wanted now; an image has none."""
+    length = video["duration_seconds"]
+    end = length if sampling.end_seconds is None else min(sampling.end_seconds, length)
+    found = zip(video["window_seconds"], (sampling.start_seconds, end), strict=True)
+    return video["kind"] != "video" or all(abs(a - b) < _CLOSE_SECONDS for a, b in found)
 
 
 def open_rows(output: Path) -> TextIO:
@@ -95,6 +159,7 @@ def run_batch(
             sources = open_sources([video], rest.reading, apollo.watcher.reader)
             memories = watch(apollo, sources, rest, no_report)
             for row in answer_all(apollo, memories, rest, remark, stream_text=False):
+                left.remove(row["question"])
                 yield {"video": video, **row}
         except ApolloError as error:
             remark(f"error: {error.message}")
