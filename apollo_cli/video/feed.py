@@ -61,10 +61,9 @@ class Feed:
         broken: numbers of the packets that the decoder has refused.
     """
 
-    def __init__(self, path: Path, stream_index: int, threads: int = 1) -> None:
+    def __init__(self, path: Path, stream_index: int) -> None:
         self._path = path
         self._stream_index = stream_index
-        self._threads = threads
         self.broken: set[int] = set()
         self._open()
 
@@ -74,9 +73,7 @@ class Feed:
         assert isinstance(stream, av.VideoStream)
         self.stream = stream
         silence_other_streams(self._container, stream)
-        stream.codec_context.thread_count = self._threads
-        if self._threads > 1:
-            stream.codec_context.thread_type = "FRAME"
+        stream.codec_context.thread_count = 1
         self._packets = filled_packets(self._container, stream)
         self._held: av.Packet | None = None
         self.number = 0

@@ -50,9 +50,9 @@ class Walk:
     nothing else of its group is wanted. Holds at most the decoder's own pictures and one more.
     """
 
-    def __init__(self, path: Path, stream_index: int, timeline: Timeline, threads: int = 1) -> None:
+    def __init__(self, path: Path, stream_index: int, timeline: Timeline) -> None:
         self._line = timeline
-        self._feed = Feed(path, stream_index, threads)
+        self._feed = Feed(path, stream_index)
         # Which packets hold pictures that can't be trusted.
         self._damaged = np.zeros(len(timeline.pts), dtype=bool)
         for first, end in timeline.damaged:

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.data.faults import Fault, count_lost
+from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.mixture import Mixture, resolve_shares
 from apollo_cli.finetune.data.readers import load_samples
 from apollo_cli.finetune.data.sample import Kind, Sample
@@ -61,11 +61,6 @@ class Dataset:
     def samples(self) -> list[Sample]:
         """All samples that are trained on."""
         return [sample for source in self.sources for sample in source.samples]
-
-    @property
-    def left_out(self) -> int:
-        """Number of samples that faults cost."""
-        return count_lost(self.faults)
 
     def build_mixture(self, seed: int) -> Mixture:
         """The order of training.

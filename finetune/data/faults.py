@@ -142,11 +142,6 @@ class Fault:
         return " ".join(text.split())
 
 
-def is_serious(faults: Iterable[Fault]) -> bool:
-    """Whether any of them costs a sample or the run."""
-    return any(fault.cost != "note" for fault in faults)
-
-
 def count_lost(faults: Iterable[Fault]) -> int:
     """Number of samples that are left out; each may have several faults."""
     return len({fault.where for fault in faults if fault.cost == "sample"})

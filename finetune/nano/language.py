@@ -10,7 +10,6 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from itertools import islice
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from torch import nn
@@ -20,12 +19,10 @@ from apollo_cli.finetune.nano.data import (
     Videos,
     embed_batch,
     lay_out,
-    pack_questions,
     plan_batches,
 )
 from apollo_cli.finetune.nano.network import TEXT_WIDTH, TOKENS_PER_CLIP
 from apollo_cli.finetune.nano.optim import Optimiser
-from apollo_cli.finetune.nano.questions import ask, is_right
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 
@@ -131,34 +128,3 @@ def train_language(
             log(f"{stage.name} {step + 1}/{stage.steps} {seconds:.0f}s loss {running:.4f}")
             if keep is not None:
                 keep(optimiser)
-
-
-@torch.no_grad()
-def quick_accuracy(
-    model: ApolloModel,
-    videos: Videos,
-    builder: PromptBuilder,
-    kinds: tuple[str, ...],
-    *,
-    blind: bool = False,
-    per_video: int = 2,
-) -> dict[str, float]:
-    """Share of answers whose every word is right when the words before are given, by kind.
-
-    Flatters long answers a little, costs seconds, and says whether a stage has worked; the real
-    table is made by ``evaluate_nano``.
-    """
-    right: dict[str, list[bool]] = {kind: [] for kind in kinds}
-    for index, world in enumerate(videos.worlds):
-        rng = np.random.default_rng(index)
-        made = [ask(world, kind, rng) for kind in kinds for _ in range(per_video)]
-        questions = [question for question in made if question is not None]
-        batch = pack_questions(videos, [index], [questions], builder)
-        logits, targets = answer_logits(model, videos, batch, blind)
-        written = logits.argmax(-1).split([len(builder.answer_ids(q.answer)) for q in questions])
-        wanted = targets.split([len(part) for part in written])
-        for question, ids, target in zip(questions, written, wanted, strict=True):
-            text = builder.tokenizer.decode(ids.tolist())
-            fits = question.seconds is not None and is_right(question, text)
-            right[question.kind].append(fits or bool((ids == target).all()))
-    return {kind: sum(values) / max(1, len(values)) for kind, values in right.items()}

@@ -299,13 +299,3 @@ def write_video(world: World, path: Path, scale: int = 1) -> None:
             frame = av.VideoFrame.from_ndarray(draw(large, number / world.fps), format="rgb24")
             container.mux(stream.encode(frame))
         container.mux(stream.encode())
-
-
-def example_world() -> World:
-    """The video in examples/: a red ball, a star that goes, a blue square that comes, a 7."""
-    red, blue, yellow = COLOURS["red"], COLOURS["blue"], COLOURS["yellow"]
-    ball = Thing("circle", "red", red, 0.24, 0.12, 0.3, "right", "slow", 0.065, 0.0, 12.0)
-    square = Thing("square", "blue", blue, 0.22, 0.3, 0.72, "left", "medium", 0.2, 3.0, 12.0)
-    star = Thing("star", "yellow", yellow, 0.24, 0.8, 0.3, None, None, 0.0, 0.0, 4.0)
-    digit = Digit(7, (250, 250, 250), 0.4, 0.28, 0.35, 9.0, 12.0)
-    return World(320, 180, 10, 12.0, (92, 98, 108), (ball, square, star), digit)

@@ -14,6 +14,8 @@ from typing import Any, Self
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A launcher passes on to its processes what a terminal has already sent to all of them.
 _ECHO_SECONDS = 5.0
+# A loss explodes at so many times the median of the last ones, so many steps in a row.
+_FACTOR, _WINDOW, _PATIENCE = 5.0, 100, 5
 
 
 class Interrupts:
@@ -56,17 +58,12 @@ class LossWatch:
     Batches of hard samples among easy ones are no explosion: such losses have been seen before.
 
     Args:
-        start: step from which on it looks; the warm-up lies before. factor: times the median.
-        patience: steps in a row. window: losses that are looked back at.
+        start: step from which on it looks; the warm-up lies before.
     """
 
-    def __init__(
-        self, start: int, *, factor: float = 5.0, patience: int = 5, window: int = 100
-    ) -> None:
+    def __init__(self, start: int) -> None:
         self._start = start
-        self._factor = factor
-        self._patience = patience
-        self._losses: deque[float] = deque(maxlen=window)
+        self._losses: deque[float] = deque(maxlen=_WINDOW)
         self._high = 0
 
     def replay(self, losses: Iterable[tuple[int, float]]) -> None:
@@ -83,8 +80,8 @@ class LossWatch:
         self._high = self._high + 1 if is_high else 0
         if not is_high:
             self._losses.append(loss)
-        return self._high >= self._patience
+        return self._high >= _PATIENCE
 
     def _bound(self) -> float:
         median = statistics.median(self._losses)
-        return max(self._factor * median, median + 1, 1.5 * max(self._losses))
+        return max(_FACTOR * median, median + 1, 1.5 * max(self._losses))
