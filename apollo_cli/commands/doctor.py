@@ -29,7 +29,8 @@ EXTRAS = {
     "quant": ("bitsandbytes", "accelerate"),
     "flash": ("flash-attn",),
     "ui": ("gradio",),
-    "finetune": ("peft", "accelerate"),
+    "finetune": ("peft", "accelerate", "matplotlib"),
+    "ray": ("ray",),
     "decord": ("decord",),
     "torchcodec": ("torchcodec",),
 }
