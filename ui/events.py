@@ -146,7 +146,7 @@ def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
 
 def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def pick(key: str, chosen: gr.EventData) -> Iterator[list[Any]]:
-        listed = handlers.browse(str(chosen.pick))
+        listed = handlers.files.browse(str(chosen.pick))
         visit = handlers.back(key)
         if listed is not None:
             yield [*_still(outputs), show.picker(listed), True]
@@ -155,7 +155,7 @@ def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
             yield [*row, "", False]
 
     def browse(is_open: bool) -> tuple[str, bool]:
-        listed = None if is_open else handlers.browse("")
+        listed = None if is_open else handlers.files.browse("")
         if listed is None:
             return "", False
         return show.picker(listed), True

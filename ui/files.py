@@ -8,7 +8,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
-from apollo_cli.errors import UsageError
+from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.video.opening import shown
 
 # A picker shows what is likely to open; any other file can be typed.
@@ -36,6 +36,17 @@ class Entry:
     path: Path
     is_folder: bool
     size_bytes: int
+
+
+@dataclass(frozen=True)
+class Listing:
+    """A folder as the picker shows it; ``above`` is the folder around it, empty where none may be
+    seen, and ``note`` what to say of it.
+    """
+
+    entries: list[Entry]
+    above: str
+    note: str
 
 
 class AllowedFolders:
@@ -136,6 +147,26 @@ class AllowedFolders:
             raise UsageError(f"{shown(place)} cannot be listed ({error.strerror})") from None
         found.sort(key=lambda entry: (not entry.is_folder, entry.name.casefold()))
         return found[:most], len(found) > most
+
+    def browse(self, folder: str) -> Listing | None:
+        """What a picker shows of a folder; None is a file.
+
+        Empty is the first that is allowed, which leads to the others.
+        """
+        try:
+            place = self.resolve(folder or str(self.folders[0]))
+            if not place.is_dir():
+                return None
+            found, is_cut = self.list_media(str(place))
+        except ApolloError as error:
+            return Listing([], "", error.message)
+        first, *others = self.folders
+        above = str(place.parent) if self.covers(place.parent) else ""
+        if place == first:
+            found = [*(Entry(str(other), other, True, 0) for other in others), *found]
+        elif not above:
+            above = str(first)
+        return Listing(found, above, "there are more; type their paths" if is_cut else "")
 
     def _entry(self, row: os.DirEntry[str]) -> Entry | None:
         if row.name.startswith("."):

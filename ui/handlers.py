@@ -12,7 +12,7 @@ from apollo_cli.config import check_question
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.ui.desk import Desk
-from apollo_cli.ui.files import AllowedFolders, Entry
+from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import MOST_FILES, MediaState, UiDefaults
 from apollo_cli.ui.settings import Settings, read_settings, settings_of
@@ -92,17 +92,6 @@ class State:
         return not (loading or previews or self.is_planning or self.task)
 
 
-@dataclass(frozen=True)
-class Listing:
-    """A folder as the picker shows it; ``above`` is the folder around it, empty where none may be
-    seen, and ``note`` what to say of it.
-    """
-
-    entries: list[Entry]
-    above: str
-    note: str
-
-
 class Handlers:
     """The actions of the page.
 
@@ -178,26 +167,6 @@ class Handlers:
             self.desk.open(visit, [path], add=add)
 
         yield from self._attempt(visit, begin)
-
-    def browse(self, folder: str) -> Listing | None:
-        """What a picker shows of a folder; None is a file.
-
-        Empty is the first that is allowed, which leads to the others.
-        """
-        try:
-            place = self.files.resolve(folder or str(self.files.folders[0]))
-            if not place.is_dir():
-                return None
-            found, is_cut = self.files.list_media(str(place))
-        except ApolloError as error:
-            return Listing([], "", error.message)
-        first, *others = self.files.folders
-        above = str(place.parent) if self.files.covers(place.parent) else ""
-        if place == first:
-            found = [*(Entry(str(other), other, True, 0) for other in others), *found]
-        elif not above:
-            above = str(first)
-        return Listing(found, above, "there are more; type their paths" if is_cut else "")
 
     def change(self, visit: Visit, settings: Settings) -> Iterator[State]:
         """Other settings: the plan and its cost follow, nothing is watched yet."""
@@ -321,7 +290,9 @@ class Handlers:
         before = visit.sampling, visit.reading, visit.generation
         if settings == settings_of(*before):
             return
-        sampling, reading, generation, faults = read_settings(*before, settings)
+        first = self.defaults.reading.subtitles
+        named = "auto" if first == "none" else first
+        sampling, reading, generation, faults = read_settings(*before, settings, subtitles=named)
         if (sampling, reading) != before[:2]:
             visit.forget_what_was_seen()
         if (sampling, reading, generation) != before:

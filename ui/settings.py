@@ -66,8 +66,13 @@ def read_settings(
     reading: ReadingOptions,
     generation: GenerationOptions,
     settings: Settings,
+    *,
+    subtitles: str = "auto",
 ) -> tuple[SamplingOptions, ReadingOptions, GenerationOptions, list[str]]:
     """The options with all that was typed and can be used.
+
+    Args:
+        subtitles: those that are read once the box is ticked.
 
     Returns:
         The options, and for each field that keeps its value a sentence that names it.
@@ -114,7 +119,7 @@ def read_settings(
     if not settings.subtitles:
         reading = replace(reading, subtitles="none")
     elif reading.subtitles == "none":
-        reading = replace(reading, subtitles="auto")
+        reading = replace(reading, subtitles=subtitles)
     return sampling, reading, generation, faults
 
 

@@ -7,7 +7,8 @@ from html import escape
 
 from apollo_cli.citations import Citation, times_in
 from apollo_cli.ui.costs import duration
-from apollo_cli.ui.handlers import Listing, Shown, State
+from apollo_cli.ui.files import Listing
+from apollo_cli.ui.handlers import Shown, State
 from apollo_cli.ui.timeline import Mark, draw
 from apollo_cli.ui.visit import Stage, Told
 

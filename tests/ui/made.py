@@ -11,9 +11,15 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import load
 from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.ui.desk import Desk
+from apollo_cli.ui.handlers import State
+from apollo_cli.ui.settings import Settings
 from apollo_cli.ui.visit import Visit
 
 SHORT = GenerationOptions(max_new_tokens=8)
+PHOTO = Path(__file__).parents[1] / "cases" / "photo.jpg"
+HOSTILE = "<img src=x onerror=alert(1)>.mp4"
+PLAIN = Settings("0", "", "fps", "", "", subtitles=False, answer_tokens="8", temperature="0")
+KEY = "k" * 36
 
 
 def draw_videos(folder: Path, count: int) -> list[Path]:
@@ -56,3 +62,8 @@ def at_rest(visit: Visit) -> Visit:
     """Wait until nothing is done for a visitor."""
     until(lambda: visit.task is None)
     return visit
+
+
+def last(states: Iterator[State]) -> State:
+    """The state that an action ends in."""
+    return list(states)[-1]
