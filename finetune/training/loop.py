@@ -181,7 +181,7 @@ def _run(
             last=last,
             past=past,
         )
-        examiner = _Examiner(prepared, builder, team, log, say, on_progress)
+        examiner = _Examiner(prepared, builder, team, quarantine, log, say, on_progress)
         loop.run(examiner.look)
         if team.is_main_process:
             _finish(prepared, identity, examiner.score, time.monotonic() - started, say)
@@ -195,6 +195,7 @@ class _Examiner:
     prepared: Prepared
     builder: ExampleBuilder
     team: Accelerator
+    quarantine: Quarantine
     log: RunLog | None
     say: Say
     on_progress: Progress
@@ -203,11 +204,13 @@ class _Examiner:
     def look(self, step: int) -> None:
         """Measure behind a step."""
         mine = self.prepared.held_out[self.team.process_index :: self.team.num_processes]
-        self.score = validate(
+        good = [sample for sample in mine if sample not in self.quarantine]
+        self.score = Score(broken=len(mine) - len(good)) + validate(
             self.prepared.trainee,
             self.builder,
-            mine,
+            good,
             lambda done, total: self.on_progress("validate", done, total),
+            lambda sample, error: self.quarantine.exclude(sample, error.message, is_said=True),
         )
         if self.team.num_processes > 1:
             from accelerate.utils import gather_object

@@ -13,7 +13,7 @@ from transformers import DynamicCache
 
 from apollo_cli.choices import LETTERS
 from apollo_cli.config import GenerationOptions
-from apollo_cli.errors import DataError, FitError, MediaError, UsageError
+from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.training.examples import Example, ExampleBuilder
 from apollo_cli.finetune.training.trainee import Trainee
@@ -62,6 +62,7 @@ def validate(
     builder: ExampleBuilder,
     samples: Sequence[Sample],
     on_progress: Callable[[int, int], None] = lambda done, total: None,
+    on_broken: Callable[[Sample, ApolloError], None] = lambda sample, error: None,
 ) -> Score:
     """Measure a network on samples; it is left as it was found.
 
@@ -72,11 +73,18 @@ def validate(
         trainee: in any mode; measured in evaluation mode.
         builder: reads the samples. Those that cannot be read are counted and left out.
         on_progress: called with samples done and samples in all.
+        on_broken: called with each sample that cannot be read, and why.
     """
     score = Score()
     with torch.no_grad(), evaluation_mode(trainee.network):
         for number, sample in enumerate(samples, start=1):
-            score += _measure(trainee, builder, sample)
+            try:
+                example = builder.build(sample)
+            except (MediaError, FitError, DataError, UsageError) as error:
+                on_broken(sample, error)
+                score += Score(broken=1)
+            else:
+                score += _measure(trainee, builder, sample, example)
             on_progress(number, len(samples))
     return score
 
@@ -124,11 +132,7 @@ def _plain(text: str) -> str:
     return _ARTICLE.sub("", words.removesuffix(".").strip())
 
 
-def _measure(trainee: Trainee, builder: ExampleBuilder, sample: Sample) -> Score:
-    try:
-        example = builder.build(sample)
-    except (MediaError, FitError, DataError, UsageError):
-        return Score(broken=1)
+def _measure(trainee: Trainee, builder: ExampleBuilder, sample: Sample, example: Example) -> Score:
     (visual,) = trainee.visual_tokens([example])
     loss, tokens = trainee([replace(example, pixels=None, tokens=visual)])
     judged = sample.is_short_answer

@@ -213,6 +213,28 @@ def test_a_broken_video_costs_its_samples_and_never_the_run(tmp_path: Path, trai
     assert threading.active_count() == threads
 
 
+@pytest.mark.parametrize("train", [["llm", "connector"], ["llm"]], ids=["decoded", "watched"])
+def test_a_broken_video_that_is_held_out_is_said_once_and_counted_each_time(
+    tmp_path: Path, train: list[str]
+):
+    keys: dict[str, Any] = {"steps": 4, "validate_every": 2, "validation_share": 0.4}
+    recipe = load_recipe(write_toy(tmp_path, clips=3, questions=1, texts=4, train=train, **keys))
+    held_out = [sample for sample in load_dataset(recipe).held_out if sample.visuals]
+    assert held_out
+    told: list[str] = []
+
+    def take_away(stage: str, done: int, total: int) -> None:
+        # After all files were looked at, so that only reading finds out.
+        for sample in held_out if stage == "load" else ():
+            sample.visuals[0].path.unlink(missing_ok=True)
+
+    out = run_recipe(recipe, say=told.append, on_progress=take_away)
+    for sample in held_out:
+        assert sum(line.startswith(f"sample {sample.name} is left out: ") for line in told) == 1
+    rows = [row["validation"] for row in read_log(out / "log.jsonl") if "validation" in row]
+    assert [row["broken"] for row in rows] == [len(held_out)] * 2
+
+
 def test_data_that_is_mostly_broken_is_no_run(tmp_path: Path):
     recipe = write_toy(tmp_path, clips=3, texts=1)
     for number in range(3):
