@@ -58,7 +58,7 @@ def load(
         model: known name, folder, ``owner/repository[@revision]``; ``auto``: the best that fits.
         device, dtype: ``cpu``, ``cuda:1``, ``mps`` ...; ``bfloat16`` ...; None chooses.
         template: chat template. quant: ``4bit`` or ``8bit``. None keeps the checkpoint's.
-        settings: what ``fitting.fit_wish`` chose; its precision wins over ``quant``.
+        settings: what ``fitting.fit_wish`` chose; its precision wins, after ``auto`` took ``quant``.
         adapter: result of a training run; with ``auto`` it names its model itself.
         use_cache: whether what was seen is kept on disk and found again.
         reader: a reader that runs already; None starts one when it is needed.
@@ -73,9 +73,7 @@ def load(
 
     started = time.perf_counter()
     hardware = choose_device(device, dtype)
-    # Told by what was asked for: fewer bits that fitting chose are for the model it chose them for.
-    room = room_for(hardware, quant, free_bytes(hardware.device))
-    located = locate_model(model, room, adapter)
+    located = locate_model(model, room_for(hardware, quant, free_bytes(hardware.device)), adapter)
     quant = settings.quant if settings else quant
     network, checkpoint = load_model(
         located.folder,

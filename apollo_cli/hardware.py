@@ -63,17 +63,13 @@ class DeviceInfo:
     capability: tuple[int, int] | None = None
 
 
-def choose_device(
-    requested: str | None = None, dtype: str | None = None, attention: str | None = None
-) -> HardwareChoice:
-    """Choose device, dtype and attention kernel.
+def choose_device(requested: str | None = None, dtype: str | None = None) -> HardwareChoice:
+    """Choose device and dtype, and the fastest attention kernel that runs there.
 
     Args:
         requested: ``auto`` or None takes the best there is; else ``cpu``, ``cuda``, ``cuda:N``
             or ``mps``.
         dtype: ``auto`` or None takes what fits the device; else a name such as ``bfloat16``.
-        attention: ``auto`` or None takes the fastest that runs; else ``sdpa`` or
-            ``flash_attention_2``.
 
     Raises:
         DeviceError: something was asked for that is unknown or cannot be met.
@@ -82,13 +78,7 @@ def choose_device(
     capability = _capability(device)
     name, why_dtype = _pick_dtype(device, capability, None if dtype == "auto" else dtype)
     obstacle = flash_obstacle(device, name, capability)
-    if attention not in (None, "auto", SDPA, FLASH):
-        raise DeviceError(f"attention {attention}", f"allowed are auto, {SDPA} and {FLASH}")
-    if attention == FLASH and obstacle:
-        raise DeviceError(f"attention {FLASH}: {obstacle}", "", f"use {SDPA}, torch's own kernel")
-    if attention == SDPA:
-        kernel, why_kernel = SDPA, f"attention {SDPA}: asked for"
-    elif obstacle:
+    if obstacle:
         kernel, why_kernel = SDPA, f"attention {SDPA}: torch's own kernel, since {obstacle}"
     else:
         kernel, why_kernel = FLASH, f"attention {FLASH}: flash-attn is installed and fits"

@@ -46,6 +46,16 @@ def planned(plan: Plan, *arguments: str) -> dict:
     return json.loads(out)
 
 
+def test_videos_are_looked_at_in_a_child_that_can_be_ended(
+    plan: Plan, monkeypatch: pytest.MonkeyPatch
+):
+    def hang(*arguments: object, **options: object) -> None:
+        pytest.fail("a native library that hangs would take the command with it")
+
+    monkeypatch.setattr("apollo_cli.video.probe.probe", hang)
+    assert planned(plan, CLIP, "--model", "apollo-nano")["videos"][0]["frames"] == 120
+
+
 def test_every_known_model_and_precision_gets_a_row(plan: Plan):
     code, out, _ = plan(MINUTE)
     assert code == 0

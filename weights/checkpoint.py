@@ -23,14 +23,6 @@ from apollo_cli.weights.shards import TensorInfo, list_tensors, name_some
 __all__ = ["Checkpoint", "TensorInfo", "encoder_part", "read_checkpoint", "read_json"]
 
 LLM, CONNECTOR, TOWER = "llm", "mm_connector", "vision_tower"
-TOKENIZER_FILES = (
-    "tokenizer.json",
-    "vocab.json",
-    "merges.txt",
-    "added_tokens.json",
-    "special_tokens_map.json",
-    "tokenizer_config.json",
-)
 HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
@@ -52,8 +44,6 @@ class Checkpoint:
         encoder_names: vision encoders, in the order of the channel concat.
         encoder_configs: config by encoder name.
         tensors: by part (``llm``, ``mm_connector``, ``vision_tower/<name>``), then by tensor name.
-        tokenizer_files: file name to path: ``tokenizer.json``, or ``vocab.json`` and
-            ``merges.txt``, and whichever of the others there are.
         generation_config: of the language model; empty when there is none.
         preprocessor_configs: by encoder name; empty where there is none.
     """
@@ -66,7 +56,6 @@ class Checkpoint:
     encoder_names: tuple[str, ...]
     encoder_configs: dict[str, dict[str, Any]]
     tensors: dict[str, dict[str, TensorInfo]]
-    tokenizer_files: dict[str, Path]
     generation_config: dict[str, Any]
     preprocessor_configs: dict[str, dict[str, Any]]
 
@@ -140,12 +129,12 @@ class _Reader:
             encoder_names=names,
             encoder_configs={n: self._encoder_config(n, copies) for n in names},
             tensors={p: self._tensors(p) for p in (LLM, CONNECTOR, *map(encoder_part, names))},
-            tokenizer_files=self._tokenizer(),
             generation_config=self._json(f"{LLM}/generation_config.json"),
             preprocessor_configs={
                 n: self._json(f"{encoder_part(n)}/preprocessor_config.json") for n in names
             },
         )
+        self._check_tokenizer()
         self._check_head(checkpoint)
         return checkpoint
 
@@ -198,16 +187,14 @@ class _Reader:
             return {}
         return list_tensors(self.root / part, self.faults, label=f"{part}/")
 
-    def _tokenizer(self) -> dict[str, Path]:
+    def _check_tokenizer(self) -> None:
         folder = self.root / LLM
-        found = {name: folder / name for name in TOKENIZER_FILES if (folder / name).is_file()}
-        lacking = [n for n in ("vocab.json", "merges.txt") if n not in found]
-        if "tokenizer.json" not in found and lacking:
+        lacking = [n for n in ("vocab.json", "merges.txt") if not (folder / n).is_file()]
+        if lacking and not (folder / "tokenizer.json").is_file():
             self.faults.append(
                 f"the tokenizer is missing: {LLM}/tokenizer.json, or "
                 + " and ".join(f"{LLM}/{name}" for name in lacking)
             )
-        return found
 
     def _check_head(self, checkpoint: Checkpoint) -> None:
         tensors = checkpoint.tensors[LLM]

@@ -18,12 +18,11 @@ from typing import Any
 import torch
 from torch import nn
 
-from apollo_cli.errors import DeviceError, UsageError, WeightsError
+from apollo_cli.errors import DeviceError, WeightsError
 from apollo_cli.hardware import import_fault
 from apollo_cli.weights.bits import (
     BLOCK,
     DEVICES,
-    KINDS,
     SKIPPED,
     QuantKind,
     fits_quantisation,
@@ -54,17 +53,6 @@ class QuantReport:
     kind: QuantKind
     layers: tuple[str, ...]
     whole: tuple[str, ...]
-
-
-def check_quant(quant: str | None) -> QuantKind | None:
-    """Tell whether a word names a quantisation.
-
-    Raises:
-        UsageError: it does not.
-    """
-    if quant is not None and quant not in KINDS:
-        raise UsageError(f"--quant {quant[:40]}", f"allowed are {' and '.join(KINDS)}")
-    return quant
 
 
 def bitsandbytes(device: str | torch.device = "cpu") -> ModuleType:

@@ -8,9 +8,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import read_sampling, sampling_flags
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
-from apollo_cli.config import GenerationOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, FitError, WeightsError
 
 if TYPE_CHECKING:
@@ -18,7 +19,7 @@ if TYPE_CHECKING:
     from apollo_cli.fitting import Demand
     from apollo_cli.model.config import NetworkConfig
     from apollo_cli.planning import Planner
-    from apollo_cli.video.probe import VideoInfo
+    from apollo_cli.video.info import VideoInfo
     from apollo_cli.video.sampler import ClipPlan
     from apollo_cli.weights.bits import QuantKind
 
@@ -87,11 +88,11 @@ def plan(
     All of it is arithmetic on the headers of files. What is assumed is said.
     """
     from apollo_cli.planning import QUESTION_RESERVE
-    from apollo_cli.video.probe import probe
 
     sampling = read_sampling(flags)
     answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
-    infos = [probe(video) for video in videos]
+    with start_reader(ReadingOptions()) as reader:
+        infos = [reader.probe(video) for video in videos]
     machine = find_machine(dtype)
     reserve = (QUESTION_RESERVE, answer)
     found = [_examine(s, infos, sampling, reserve, machine) for s in find_subjects(models)]

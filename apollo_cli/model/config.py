@@ -113,17 +113,6 @@ class EncoderConfig:
     siglip: tuple[dict[str, Any], int] | None = None
 
 
-def encoder_kind(name: str) -> str:
-    """Tell the kind from the directory name, as the original does."""
-    lowered = name.lower()
-    for kind in ("internvideo", "siglip"):
-        if kind in lowered:
-            return "internvideo2" if kind == "internvideo" else kind
-    raise WeightsError(
-        f"vision encoder {name!r}", "supported are names that contain internvideo or siglip"
-    )
-
-
 def common_grid(encoders: Sequence[EncoderConfig]) -> tuple[int, int, int]:
     """The largest extent of the encoders' grids along time, rows and columns."""
     time, rows, columns = (max(axis) for axis in zip(*(e.grid for e in encoders), strict=True))

@@ -67,15 +67,12 @@ class VideoInfo:
         """What makes a stored picture upright."""
         return Turn(self.rotation, self.mirrored)
 
-    def frame_at(self, seconds: float) -> int:
-        """Index of the picture on display then; the first before the start, the last after the end.
-
-        Times are compared up to half a tick of the container, since it rounds its own to ticks.
-        """
-        return int(self.frames_at(np.array([seconds]))[0])
-
     def frames_at(self, seconds: np.ndarray) -> np.ndarray:
-        """As ``frame_at``, for an array of any shape."""
+        """Indices of the pictures on display then, in the shape of ``seconds``.
+
+        Before the start it is the first, after the end the last. Times are compared up to half a
+        tick of the container, since it rounds its own to ticks.
+        """
         slack = max(min(self.tick_seconds / 2, typical_step(self.times) / 4), 1e-6)
         found = np.searchsorted(self.times, np.asarray(seconds, np.float64) + slack, side="right")
         return np.clip(found - 1, 0, len(self.times) - 1)

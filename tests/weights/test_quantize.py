@@ -20,7 +20,7 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.bits import KINDS, QuantKind
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model
-from apollo_cli.weights.quantize import check_quant, place_layers, report_of
+from apollo_cli.weights.quantize import place_layers, report_of
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk
@@ -250,12 +250,6 @@ def test_bitsandbytes_says_nothing_while_a_model_loads_and_answers(
         logits(load(source, kind, torch.bfloat16))
     assert [r for r in caplog.records if r.name.startswith("bitsandbytes")] == []
     assert capfd.readouterr().err == ""
-
-
-def test_an_unknown_word_is_refused():
-    with pytest.raises(UsageError, match="allowed are 4bit and 8bit"):
-        check_quant("3bit")
-    assert check_quant(None) is None
 
 
 def test_a_device_without_bitsandbytes_is_one_clear_error(source: Path):
