@@ -58,7 +58,7 @@ def load(
         model: known name, folder, ``owner/repository[@revision]``; ``auto``: the best that fits.
         device, dtype: ``cpu``, ``cuda:1``, ``mps`` ...; ``bfloat16`` ...; None chooses.
         template: chat template. quant: ``4bit`` or ``8bit``. None keeps the checkpoint's.
-        settings: what ``fitting.fit_wish`` chose; its precision wins, after ``auto`` took ``quant``.
+        settings: what ``fitting.fit_wish`` chose; its precision wins; ``auto`` minds ``quant``.
         adapter: result of a training run; with ``auto`` it names its model itself.
         use_cache: whether what was seen is kept on disk and found again.
         reader: a reader that runs already; None starts one when it is needed.
