@@ -100,7 +100,7 @@ class Loop:
             FitError: a step does not fit the memory of the device.
         """
         steps, recipe = self._prepared.steps, self._recipe
-        if self._measured < self._saved < steps:
+        if self._measured < self._saved < steps and self._saved % recipe.validate_every == 0:
             # It was stopped between the checkpoint and the measurement.
             self._validate(self._saved, validate)
         for step in range(self._saved, steps):
@@ -116,15 +116,16 @@ class Loop:
             # Before the measurement, which may take long, or more memory than there is.
             if done == steps or done % recipe.save_every == 0:
                 self._save(done)
-            if done < steps:
+            if done < steps and done % recipe.validate_every == 0:
                 self._validate(done, validate)
-        with self._autocast():
-            validate(steps)
+        self._validate(steps, validate)
 
     def _validate(self, done: int, validate: Callable[[int], None]) -> None:
-        if done % self._recipe.validate_every == 0:
+        try:
             with self._autocast():
                 validate(done)
+        except torch.OutOfMemoryError:
+            raise self._too_large(f"the measurement behind step {done}") from None
 
     def _step(self, step: int) -> StepRecord:
         started = time.perf_counter()
@@ -167,11 +168,10 @@ class Loop:
                 length = sum(len(example.ids) for example in examples)
                 seen.append(_Seen(names, loss.detach(), tokens, length))
         except torch.OutOfMemoryError:
-            return seen, FitError(
-                f"step {step + 1} does not fit the memory of {self._device}",
-                next_step="lower micro_batch_size, max_tokens or max_clips in the recipe, or set "
-                "gradient_checkpointing = true; then run the same command again",
-            )
+            # What is learned must stay the same where the run goes on.
+            smaller = "" if self._recipe.lora_dropout else "lower micro_batch_size or "
+            smaller += "set gradient_checkpointing = true and run the same command again, or "
+            return seen, self._too_large(f"step {step + 1}", smaller)
         except ApolloError as error:
             # The other processes wait for this one: they are told before it ends.
             return seen, error
@@ -234,6 +234,12 @@ class Loop:
         from accelerate.utils import gather_object
 
         return gather_object(names)
+
+    def _too_large(self, what: str, remedy: str = "") -> FitError:
+        return FitError(
+            f"{what} does not fit the memory of {self._device}",
+            next_step=f"{remedy}lower max_tokens or max_clips and start anew with --fresh",
+        )
 
     def _lost(self, step: int, what: str, names: list[str]) -> DataError:
         last = f"the last checkpoint is of step {self._saved}" if self._saved else "nothing saved"

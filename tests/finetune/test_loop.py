@@ -14,7 +14,7 @@ import torch
 from PIL import Image
 from safetensors.torch import load_file, save_file
 
-from apollo_cli.errors import DataError
+from apollo_cli.errors import DataError, FitError
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe, load_recipe
 from apollo_cli.finetune.training.checkpoints import list_changes
@@ -22,6 +22,7 @@ from apollo_cli.finetune.training.loop import run_recipe
 from apollo_cli.finetune.training.preparing import identify_run
 from apollo_cli.finetune.training.records import read_log
 from apollo_cli.finetune.training.stopping import LossWatch
+from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.tokenizer import load_tokenizer
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk
@@ -376,6 +377,35 @@ def test_a_stop_around_a_measurement_costs_no_step_and_none_is_told_twice(
     assert [row["step"] for row in logs[0] if "validation" in row] == [2, 4]
     facts = [json.loads((folder / "run.json").read_text()) for folder in (out, whole)]
     assert facts[0]["validation"] == facts[1]["validation"]
+
+
+@pytest.mark.parametrize("dropout", [0.0, 0.1])
+def test_a_step_or_measurement_too_large_for_the_memory_says_what_may_change(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
+):
+    keys: dict[str, Any] = {"texts": 4, "validation_share": 0.3, "lora_dropout": dropout}
+    recipe = load_recipe(write_toy(tmp_path, clips=0, steps=2, **keys))
+
+    def too_much(*_: object) -> None:
+        raise torch.OutOfMemoryError
+
+    def at_measurement(stage: str, done: int, total: int) -> None:
+        if stage == "validate":
+            too_much()
+
+    with pytest.raises(FitError, match="the measurement behind step 2 does not fit"):
+        run_recipe(recipe, say=lambda line: None, on_progress=at_measurement)
+    monkeypatch.setattr(Trainee, "forward", too_much)
+    with pytest.raises(FitError, match="step 1 does not fit") as caught:
+        run(recipe, fresh=True)
+    # What may change and what may not, as the same run sees it.
+    free, _, fresh = caught.value.next_step.partition(", or ")
+    assert ("micro_batch_size" in free) == (dropout == 0)
+    assert identify(replace(recipe, gradient_checkpointing=True)) == identify(recipe)
+    assert "gradient_checkpointing = true" in free
+    assert list_changes(identify(recipe), identify(replace(recipe, max_tokens=300)))
+    assert "max_tokens" in fresh
+    assert fresh.endswith("--fresh")
 
 
 def test_a_full_disk_is_one_error_and_the_run_goes_on_from_the_last_checkpoint(tmp_path: Path):
