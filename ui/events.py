@@ -11,6 +11,7 @@ import gradio as gr
 from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from apollo_cli.ui import show
+from apollo_cli.ui.files import in_utf8
 from apollo_cli.ui.handlers import Handlers, State
 from apollo_cli.ui.settings import Settings, settings_of
 from apollo_cli.ui.visit import Visit
@@ -149,7 +150,7 @@ def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
         listed = handlers.files.browse(str(chosen.pick))
         visit = handlers.back(key)
         if listed is not None:
-            yield [*_still(outputs), show.picker(listed), True]
+            yield [*_still(outputs), in_utf8(show.picker(listed)), True]
             return
         for row in _fill(visit.key, handlers.open(visit, str(chosen.pick))):
             yield [*row, "", False]
@@ -158,7 +159,7 @@ def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
         listed = None if is_open else handlers.files.browse("")
         if listed is None:
             return "", False
-        return show.picker(listed), True
+        return in_utf8(show.picker(listed)), True
 
     is_open = gr.State(False)
     parts.browse.click(browse, is_open, [parts.picker, is_open], **_QUIET)
@@ -172,7 +173,7 @@ def _wire_talks(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
         def save(key: str) -> tuple[str, str, str]:
             visit = handlers.back(key)
             name, text = handlers.save(visit, form)
-            return name, text, show.alert(handlers.state(visit))
+            return name, in_utf8(text), in_utf8(show.alert(handlers.state(visit)))
 
         return save
 
@@ -215,7 +216,10 @@ def _fill(key: str, states: Iterator[State]) -> Iterator[list[Any]]:
     for state in states:
         # A talk may be long, and is drawn anew only where it has changed.
         kept = {"told"} if state.talk == talk else set()
-        drawn = {name: last[name] if name in kept else view(state) for name, view in _VIEWS.items()}
+        drawn = {
+            name: last[name] if name in kept else in_utf8(view(state))
+            for name, view in _VIEWS.items()
+        }
         yield [
             key,
             *(gr.skip() if last.get(name) == html else html for name, html in drawn.items()),

@@ -20,6 +20,14 @@ LISTED_SUFFIXES = frozenset(f".{name}" for name in _LISTED.split(","))
 _MOST_SCANNED = 20_000
 
 
+def in_utf8(text: str) -> str:
+    """Text that can be sent: what is not UTF-8, as bytes of a file name, is escaped.
+
+    The escapes are those of JSON, so what was written as such is still the same.
+    """
+    return text.encode("utf-8", "backslashreplace").decode()
+
+
 class UiForbidden(UsageError):
     """A file that the page may not open."""
 

@@ -241,6 +241,7 @@ class Handlers:
             def go_on() -> None:
                 visit.sampling, visit.turns, visit.answers = saved.sampling, list(saved.turns), []
                 visit.told = told
+                visit.generation = saved.generation or visit.generation
 
             self.desk.open(visit, paths, then=go_on)
 

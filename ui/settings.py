@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
@@ -47,7 +48,7 @@ def settings_of(
     end, rate = sampling.end_seconds, sampling.fps or sampling.frames
     return Settings(
         start=_moment(sampling.start_seconds),
-        end="" if end is None else _moment(end),
+        end="" if end is None or end == math.inf else _moment(end),
         mode=sampling.mode,
         rate="" if rate is None else f"{rate:g}",
         clips="" if sampling.max_clips is None else str(sampling.max_clips),

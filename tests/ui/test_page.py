@@ -28,6 +28,7 @@ ARGUMENTS = (
 )
 CASES = Path(__file__).parents[1] / "cases"
 HOSTILE = "<img src=x onerror=document.title='owned'>.mp4"
+NO_UTF8 = os.fsdecode(b"\xff.mp4")
 WAIT_MS = 20_000
 
 
@@ -39,6 +40,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     shutil.copy(folder / "video0.mp4", folder / HOSTILE)
     shutil.copy(CASES / "photo.jpg", folder)
     shutil.copy(CASES / "mjpeg.avi", folder)
+    shutil.copy(folder / "video0.mp4", folder / NO_UTF8)
     (folder / "broken.mp4").write_bytes(b"nothing of a video")
     return folder
 
@@ -496,6 +498,24 @@ def test_a_name_a_question_and_an_answer_with_markup_stay_text(
         page.locator("#told img, #told script, #told strong, #player img, #picker img").count() == 0
     )
     assert page.title() == "apollo"
+
+
+def test_a_name_that_is_not_utf8_is_shown_and_saved_and_stops_nothing(
+    page: Page, served: tuple[str, Site], folder: Path, tmp_path: Path
+):
+    page.click("#browse")
+    page.locator("#picker button", has_text="\\udcff.mp4").click()
+    expect(page.locator("#picker")).to_contain_text("no such file")
+    open_file(page, "video0.mp4")
+    ask(page, "What is shown?")
+    desk = served[1].desk
+    desk.open(desk.visits[page.evaluate("apolloPage.key()")], [folder / NO_UTF8])
+    page.reload()
+    expect(page.locator("#plan b")).to_have_text("\\udcff.mp4")
+    with page.expect_download() as saved:
+        page.get_by_role("button", name="Save .json").click()
+    saved.value.save_as(tmp_path / "talk.json")
+    assert json.loads((tmp_path / "talk.json").read_text())["files"] == [str(folder / NO_UTF8)]
 
 
 def test_no_request_leaves_the_machine(context: BrowserContext, served: tuple[str, Site]):

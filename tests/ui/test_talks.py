@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from dataclasses import replace
 from pathlib import Path
@@ -39,6 +40,28 @@ def test_a_talk_is_saved_and_loaded_with_its_settings_and_goes_on(
     assert state.files[0].name == "video0.mp4"
     assert other.sampling.max_clips == 2
     assert len(last(handlers.ask(other, "And then?")).told) == 2
+
+
+def test_a_talk_is_gone_on_with_in_the_way_it_was_answered(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "one?", replace(PLAIN, answer_tokens="5", temperature="0.5")))
+    saved = handlers.save(visit, "json")[1]
+    other = handlers.arrive("o" * 36, "another page")
+    last(handlers.load(other, saved))
+    assert other.generation == visit.generation
+
+
+@pytest.mark.parametrize("end", [math.inf, 1e300])
+def test_a_window_without_an_end_stops_no_page(handlers: Handlers, visit: Visit, end: float):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "one?"))
+    saved = json.loads(handlers.save(visit, "json")[1])
+    saved["sampling"]["end_seconds"] = end
+    assert last(handlers.load(visit, json.dumps(saved))).error == ""
+    typed = replace(PLAIN, end="9" * 400 if end == math.inf else f"{end:.0f}")
+    assert last(handlers.change(visit, typed)).error == ""
+    state = last(handlers.change(visit, PLAIN))
+    assert (state.error, state.cost_error) == ("", "")
 
 
 @pytest.mark.parametrize("text", ["", "[]", "{", '{"turns": 1}', "[" * 100_000])
