@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import logging
+import os
 from pathlib import Path
 from urllib.parse import quote
 
@@ -10,6 +11,7 @@ from starlette.concurrency import run_in_threadpool
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
+from starlette.types import Receive, Scope, Send
 
 from apollo_cli.errors import UsageError
 from apollo_cli.ui.files import AllowedFolders, UiForbidden
@@ -79,13 +81,12 @@ class MediaLinks:
     def _answer(self, request: Request, is_preview: bool) -> Response:
         try:
             path, kind = self._find(request.query_params.get("file", ""), is_preview)
-            facts = path.stat()
+            return _HeldFile(path, kind)
         except UsageError as error:
             # Also for a file that is not there: whoever asks for names learns nothing.
             return refuse(request, error.message)
         except OSError:
             return PlainTextResponse("there is no preview; the page makes one", 404)
-        return FileResponse(path, media_type=kind, headers=_HEADERS, stat_result=facts)
 
     def _find(self, text: str, is_preview: bool) -> tuple[Path, str]:
         is_upload = self.files.is_upload(Path(text))
@@ -101,6 +102,34 @@ class MediaLinks:
         if not seen.plays:
             raise UiForbidden(seen.reason, next_step="the page shows a preview")
         return path, seen.media_type
+
+
+class _HeldFile(FileResponse):
+    """A file that is held open from the last look at its path on: no other can take its place.
+
+    Raises:
+        UiForbidden: a link or another file was put in its place just now.
+        OSError: it cannot be opened.
+    """
+
+    def __init__(self, path: Path, kind: str) -> None:
+        self._held = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            facts = os.fstat(self._held)
+            # What was opened must be what stands at the end of a path without links.
+            if Path(os.path.realpath(path)) != path or not os.path.samestat(facts, os.lstat(path)):
+                raise UiForbidden(f"{shown(path)} has become a link")
+        except BaseException:
+            os.close(self._held)
+            raise
+        held = f"/dev/fd/{self._held}"
+        super().__init__(held, media_type=kind, headers=_HEADERS, stat_result=facts)
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await super().__call__(scope, receive, send)
+        finally:
+            os.close(self._held)
 
 
 def refuse(request: Request, reason: str) -> Response:

@@ -3,6 +3,7 @@
 import logging
 import os
 import shutil
+import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
@@ -154,6 +155,44 @@ def test_any_other_file_is_refused_with_a_line_in_the_log(
     line = record.getMessage()
     assert line.startswith(f"refused: GET /{route}?file=") and "127.0.0.1" in line
     assert "\n" not in line
+
+
+def test_a_file_that_is_swapped_for_a_link_again_and_again_never_leads_outside(
+    address: str, place: Path
+):
+    secret, inside, target = place.parent / "secret.mp4", place / "own.mp4", place / "swapped.mp4"
+    shutil.copy(CASES / "cfr30.mp4", inside)
+    own, outside = inside.read_bytes(), b"outside" + bytes(400_000)
+    secret.write_bytes(outside)
+    ended = threading.Event()
+
+    def swap() -> None:
+        fresh = place / "swap.tmp"
+        while not ended.is_set():
+            os.link(inside, fresh)
+            fresh.replace(target)
+            fresh.symlink_to(secret)
+            fresh.replace(target)
+
+    swapping = threading.Thread(target=swap)
+    swapping.start()
+    try:
+        replies = [request(address, "/media?file=swapped.mp4") for _ in range(150)]
+    finally:
+        ended.set()
+        swapping.join()
+        shutil.copy(CASES / "cfr30.mp4", secret)
+    assert {reply.body for reply in replies} <= {own, b"this may not be opened here"}
+    assert {reply.status for reply in replies} <= {200, 403}
+
+
+def test_files_that_were_sent_are_closed(address: str, place: Path):
+    request(address, "/media?file=cfr30.mp4")
+    before = len(os.listdir("/dev/fd"))
+    for _ in range(20):
+        request(address, "/media?file=cfr30.mp4", Range="bytes=0-9")
+        request(address, "/media?file=cfr30.mp4", Range="bytes=99999999-")
+    assert len(os.listdir("/dev/fd")) <= before + 2
 
 
 def test_what_a_browser_does_not_play_is_not_served_as_it_is(address: str):
