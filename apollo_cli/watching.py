@@ -60,10 +60,8 @@ def read_planned(
         info,
         times,
         [encoder.pixels for encoder in config.encoders],
+        reading,
         batch_clips=batch_clips,
-        strict=reading.strict,
-        fast=reading.fast,
-        decoder=reading.decoder,
         report=report,
     )
 

@@ -62,9 +62,7 @@ def frames(
             raise UsageError(f"-o {output} is no folder ({error.strerror})") from error
         pictures: list[tuple[float, np.ndarray]] = []
         count = 0
-        for frame in reader.read_frames(
-            info, wanted, strict=reading.strict, fast=reading.fast, decoder=reading.decoder
-        ):
+        for frame in reader.read_frames(info, wanted, reading):
             count += 1
             if sheet:
                 pictures.append((frame.seconds, _thumbnail(frame.rgb)))

@@ -20,13 +20,13 @@ from typing import Any
 
 import numpy as np
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import DeviceError, MediaError, UsageError
-from apollo_cli.video.backends import Decoder
 from apollo_cli.video.channel import Slot, create_file, decode, encode
 from apollo_cli.video.info import VideoInfo, unpack_info
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
 from apollo_cli.video.opening import resolve_file, shown
-from apollo_cli.video.reader import ClipBatch, Frame, ReadReport
+from apollo_cli.video.reader import DEFAULT_READING, ClipBatch, Frame, ReadReport
 from apollo_cli.video.transforms import PixelSpec
 
 _ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
@@ -94,10 +94,8 @@ class GuardedReader:
         self,
         info: VideoInfo,
         times: Sequence[float] | np.ndarray,
+        reading: ReadingOptions = DEFAULT_READING,
         *,
-        strict: bool = False,
-        fast: bool = False,
-        decoder: Decoder = "pyav",
         report: ReadReport | None = None,
     ) -> Iterator[Frame]:
         """As ``apollo_cli.video.reader.read_frames``.
@@ -105,13 +103,7 @@ class GuardedReader:
         Raises:
             MediaError: also when the decoder hangs or crashes.
         """
-        request = {
-            "task": "frames",
-            "strict": strict,
-            "fast": fast,
-            "decoder": decoder,
-            **_source(info, times),
-        }
+        request = {"task": "frames", "reading": asdict(reading), **_source(info, times)}
         for fields, arrays in self._ask(info.path, request):
             _copy_report(fields["report"], report)
             yield Frame(
@@ -123,11 +115,9 @@ class GuardedReader:
         info: VideoInfo,
         times: np.ndarray,
         specs: Sequence[PixelSpec],
+        reading: ReadingOptions = DEFAULT_READING,
         *,
         batch_clips: int = 4,
-        strict: bool = False,
-        fast: bool = False,
-        decoder: Decoder = "pyav",
         report: ReadReport | None = None,
     ) -> Iterator[ClipBatch]:
         """As ``apollo_cli.video.reader.read_clips``.
@@ -139,9 +129,7 @@ class GuardedReader:
             "task": "clips",
             "specs": [asdict(spec) for spec in specs],
             "batch_clips": batch_clips,
-            "strict": strict,
-            "fast": fast,
-            "decoder": decoder,
+            "reading": asdict(reading),
             **_source(info, times),
         }
         for fields, arrays in self._ask(info.path, request):

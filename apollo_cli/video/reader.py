@@ -7,12 +7,15 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
-from apollo_cli.video.backends import Decoder, read_pictures
+from apollo_cli.video.backends import read_pictures
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.opening import shown
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
+
+DEFAULT_READING = ReadingOptions()
 
 
 @dataclass(frozen=True)
@@ -72,32 +75,28 @@ class ReadReport:
 def read_frames(
     info: VideoInfo,
     times: Sequence[float] | np.ndarray,
+    reading: ReadingOptions = DEFAULT_READING,
     *,
-    strict: bool = False,
-    fast: bool = False,
-    decoder: Decoder = "pyav",
     report: ReadReport | None = None,
 ) -> Iterator[Frame]:
     """Yield the picture on display at each time, in ascending order of time.
 
     Args:
         times: seconds, in any order; a picture wanted twice is decoded once.
-        strict: a damaged picture is an error; otherwise its nearest sound neighbour stands in.
-        fast: give the key picture nearest to each time instead, which costs about a tenth.
-        decoder: who decodes; one other than PyAV belongs into the child of ``guard``.
+        reading: its ``strict``, ``fast`` and ``decoder`` count. Unless it is strict, the nearest
+            sound neighbour stands in for a damaged picture. A decoder other than PyAV belongs
+            into the child of ``guard``.
         report: is filled with what was found.
 
     Raises:
         MediaError: nothing can be decoded, or ``strict`` and a picture is damaged.
     """
     wanted = np.asarray(times, dtype=np.float64).reshape(-1)
-    pictures = find_pictures(info, wanted, fast)
+    pictures = find_pictures(info, wanted, reading.fast)
     order = np.argsort(pictures, kind="stable")
     ascending = pictures[order]
     at = 0
-    for picture, seconds, rgb in _read(
-        info, pictures, strict=strict, decoder=decoder, report=report
-    ):
+    for picture, seconds, rgb in _read(info, pictures, reading, report):
         while at < len(order) and ascending[at] == picture:
             position = int(order[at])
             yield Frame(position, float(wanted[position]), seconds, rgb)
@@ -129,11 +128,9 @@ def read_clips(
     info: VideoInfo,
     times: np.ndarray,
     specs: Sequence[PixelSpec],
+    reading: ReadingOptions = DEFAULT_READING,
     *,
     batch_clips: int = 4,
-    strict: bool = False,
-    fast: bool = False,
-    decoder: Decoder = "pyav",
     report: ReadReport | None = None,
 ) -> Iterator[ClipBatch]:
     """Yield clips in their own order, a few at a time, each picture resized once an encoder.
@@ -142,15 +139,15 @@ def read_clips(
         times: (clips, frames) wanted seconds.
         specs: what the encoders take.
         batch_clips: most clips in one batch.
-        strict, fast, decoder, report: as in ``read_frames``.
+        reading, report: as in ``read_frames``.
 
     Raises:
         MediaError: as ``read_frames``.
     """
     times = np.asarray(times, dtype=np.float64)
-    pictures = find_pictures(info, times, fast)
+    pictures = find_pictures(info, times, reading.fast)
     for group in _forward_groups(pictures, batch_clips):
-        walk = _read(info, pictures[group], strict=strict, decoder=decoder, report=report)
+        walk = _read(info, pictures[group], reading, report)
         squares: dict[int, tuple[float, dict[str, np.ndarray]]] = {}
         for first in range(group.start, group.stop, batch_clips):
             chosen = pictures[first : min(first + batch_clips, group.stop)]
@@ -204,9 +201,7 @@ def find_pictures(info: VideoInfo, times: np.ndarray, fast: bool) -> np.ndarray:
 def _read(
     info: VideoInfo,
     pictures: np.ndarray,
-    *,
-    strict: bool,
-    decoder: Decoder,
+    reading: ReadingOptions,
     report: ReadReport | None,
 ) -> Iterator[tuple[int, float, np.ndarray]]:
     """Yield (picture, seconds, upright RGB) for each different picture, ascending."""
@@ -214,12 +209,12 @@ def _read(
     wanted = np.unique(pictures).tolist()
     report.pictures += len(wanted)
     count = 0
-    for read in read_pictures(info, wanted, decoder):
+    for read in read_pictures(info, wanted, reading.decoder):
         count += 1
         if read.shown != read.picture:
             seconds = float(info.times[read.picture])
             report.damaged_seconds.append(seconds)
-            if strict:
+            if reading.strict:
                 raise MediaError(
                     f"{shown(info.path)}: the picture at {seconds:.2f} s is damaged",
                     next_step="leave out --strict to let a neighbour stand in",

@@ -17,6 +17,7 @@ from typing import Any
 
 import numpy as np
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video import progress
 from apollo_cli.video.channel import Slot, decode, encode
@@ -111,10 +112,10 @@ class Worker:
             yield {"report": asdict(check_pictures(info))}, {}
             return
         report = ReadReport()
-        options = {name: request[name] for name in ("strict", "fast", "decoder")}
+        reading = ReadingOptions(**request["reading"])
         times = np.array(request["times"], dtype=np.float64)
         if request["task"] == "frames":
-            for frame in read_frames(info, times, report=report, **options):
+            for frame in read_frames(info, times, reading, report=report):
                 fields = {
                     "position": frame.position,
                     "wanted_seconds": frame.wanted_seconds,
@@ -124,14 +125,8 @@ class Worker:
                 yield fields, {"rgb": frame.rgb}
         else:
             specs = [_read_spec(spec) for spec in request["specs"]]
-            for batch in read_clips(
-                info,
-                times,
-                specs,
-                batch_clips=request["batch_clips"],
-                report=report,
-                **options,
-            ):
+            clips = request["batch_clips"]
+            for batch in read_clips(info, times, specs, reading, batch_clips=clips, report=report):
                 fields = {"first_clip": batch.first_clip, "report": asdict(report)}
                 yield fields, {**batch.pixels, "times": batch.times}
 

@@ -17,6 +17,7 @@ from pathlib import Path
 
 import numpy as np
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
 from apollo_cli.video.backends import Decoder, installed_decoders
 from apollo_cli.video.guard import GuardedReader
@@ -93,7 +94,9 @@ def _wrong(
 ) -> int:
     marks = case["facts"].get("marks") or list(range(info.frame_count))
     came = wrong = 0
-    for frame in guard.read_frames(info, info.times[indices], decoder=decoder, report=report):
+    for frame in guard.read_frames(
+        info, info.times[indices], ReadingOptions(decoder=decoder), report=report
+    ):
         came += 1
         # Where a neighbour stands in, it has to be the one whose time is told.
         index = int(np.argmin(np.abs(info.times - frame.seconds)))

@@ -7,6 +7,7 @@ from collections.abc import Iterator
 import numpy as np
 import pytest
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video.backends import Decoder, installed_decoders
 from apollo_cli.video.guard import GuardedReader
@@ -33,7 +34,11 @@ def guard() -> Iterator[GuardedReader]:
 
 def skip_if_it_cannot_be_loaded(guard: GuardedReader, decoder: Decoder) -> None:
     try:
-        list(guard.read_frames(guard.probe(FOLDER / "cfr30.mp4"), [0.0], decoder=decoder))
+        list(
+            guard.read_frames(
+                guard.probe(FOLDER / "cfr30.mp4"), [0.0], ReadingOptions(decoder=decoder)
+            )
+        )
     except UsageError as error:
         pytest.skip(str(error))
 
@@ -47,7 +52,7 @@ def test_a_decoder_is_right_or_refuses(guard: GuardedReader, decoder: Decoder, n
     count = min(info.frame_count, 5)
     indices = np.random.default_rng(1).choice(info.frame_count, count, replace=False)
     try:
-        for frame in guard.read_frames(info, info.times[indices], decoder=decoder):
+        for frame in guard.read_frames(info, info.times[indices], ReadingOptions(decoder=decoder)):
             mark = read_marker(frame.rgb)
             assert mark is not None
             assert (mark.number, mark.turned) == (marks[indices[frame.position]], 0)
@@ -62,7 +67,7 @@ def test_a_decoder_that_is_missing_is_named_with_its_remedy(guard: GuardedReader
         pytest.skip(f"{decoder} is installed")
     info = guard.probe(FOLDER / "cfr30.mp4")
     with pytest.raises(UsageError, match=f"{decoder}, which is not installed; pip install"):
-        list(guard.read_frames(info, [0.0], decoder=decoder))
+        list(guard.read_frames(info, [0.0], ReadingOptions(decoder=decoder)))
 
 
 @pytest.mark.parametrize(
@@ -75,7 +80,7 @@ def test_torchcodec_refuses_where_it_would_be_wrong(guard: GuardedReader, name: 
     skip_if_it_cannot_be_loaded(guard, "torchcodec")
     info = guard.probe(FOLDER / name)
     with pytest.raises(MediaError, match=fault):
-        list(guard.read_frames(info, info.times, decoder="torchcodec"))
+        list(guard.read_frames(info, info.times, ReadingOptions(decoder="torchcodec")))
 
 
 def test_the_default_decoder_is_always_there():

@@ -12,6 +12,7 @@ import av
 import numpy as np
 import pytest
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import VideoInfo, probe
 from apollo_cli.video.reader import ReadReport, read_frames
@@ -171,7 +172,7 @@ def test_a_neighbour_is_near_also_when_only_one_picture_is_wanted():
 def test_strict_reading_stops_at_a_damaged_picture():
     info = probe(FOLDER / "bit_flips.mp4")
     with pytest.raises(MediaError, match=r"bit_flips.mp4: the picture at .* is damaged"):
-        list(read_frames(info, info.times, strict=True))
+        list(read_frames(info, info.times, ReadingOptions(strict=True)))
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)

@@ -16,6 +16,7 @@ import pytest
 from av.stream import Disposition
 from av.video.stream import VideoStream
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, read_frames
@@ -310,7 +311,9 @@ def test_an_hour_is_read_in_flat_memory_and_little_time(tmp_path: Path):
 
 def test_fast_reading_gives_true_key_pictures_and_says_their_times():
     info = probe(FOLDER / "open_gop_b.mp4")
-    frames = {f.position: f for f in read_frames(info, [0.0, 1.1, 1.9, 5.9], fast=True)}
+    frames = {
+        f.position: f for f in read_frames(info, [0.0, 1.1, 1.9, 5.9], ReadingOptions(fast=True))
+    }
     assert [frames[k].seconds for k in range(4)] == pytest.approx([0, 1, 2, 5])
     for frame in frames.values():
         mark = read_marker(frame.rgb)

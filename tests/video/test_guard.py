@@ -14,6 +14,7 @@ from shutil import copyfile
 import numpy as np
 import pytest
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
@@ -68,7 +69,7 @@ def test_errors_and_reports_come_through_whole(guard: GuardedReader):
     assert len(list(guard.read_frames(info, info.times, report=report))) == 240
     assert len(report.damaged_seconds) == 75
     with pytest.raises(MediaError, match="is damaged"):
-        list(guard.read_frames(info, info.times, strict=True))
+        list(guard.read_frames(info, info.times, ReadingOptions(strict=True)))
 
 
 def test_a_file_that_took_the_name_of_another_is_read_by_its_own_times(
