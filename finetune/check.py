@@ -18,7 +18,7 @@ from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.words import write_obstacle
+from apollo_cli.finetune.words import count, write_obstacle
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.opening import shown
@@ -179,7 +179,11 @@ def _shares(recipe: Recipe, dataset: Dataset) -> dict[Kind, float]:
 
 
 def _text_share(recipe: Recipe, dataset: Dataset) -> list[Fault]:
-    """What the paper found about text in the mixture, where it is off."""
+    """What the paper found about text in the mixture, where it is off, or why none helps."""
+    texts = sum(sample.kind == "text" for sample in dataset.samples)
+    if "llm" not in recipe.train:
+        received = f"{count(texts, 'sample')} of text; trained: {' and '.join(recipe.train)}"
+        return [Fault("text_teaches_nothing", shown(recipe.path.name), received)] if texts else []
     wanted = STAGES[recipe.stage].text_share
     share = _shares(recipe, dataset)["text"]
     # Rounded as it is shown: 14.4 % is what the paper's own final models had.

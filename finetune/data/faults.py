@@ -100,6 +100,11 @@ KINDS: dict[str, FaultKind] = {
         "leave images out, or set images_in_stage_2 = true",
     ),
     "kind_not_in_stage": FaultKind("note", "they are left out in this stage"),
+    "text_teaches_nothing": FaultKind(
+        "note",
+        "text does not pass through these parts",
+        'leave it out, or name "llm" in train',
+    ),
     "text_share": FaultKind(
         "note", "10 to 14 % text keeps the language model's skills (paper, finding 10)"
     ),

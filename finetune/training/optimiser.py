@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from collections.abc import Mapping
 from typing import Any, Protocol
 
@@ -50,10 +51,18 @@ class Optimiser:
         """Learning rate of each group in the next step."""
         return {group["name"]: group["lr"] for group in self._inner.param_groups}
 
-    def step(self) -> None:
-        """Take a step along the gradients, and move on in the schedule."""
-        self._inner.step()
-        self._schedule.step()
+    def step(self, learned: bool = True) -> None:
+        """Take a step along the gradients, and move on in the schedule.
+
+        Args:
+            learned: whether there are gradients; without any, not even momentum moves a weight.
+        """
+        if learned:
+            self._inner.step()
+        with warnings.catch_warnings():
+            # It takes the first steps that move nothing for a mistake.
+            warnings.filterwarnings("ignore", "Detected call of `lr_scheduler.step")
+            self._schedule.step()
 
     def clear(self) -> None:
         """Set all gradients to zero; all are there, also of parts that a batch does not reach.

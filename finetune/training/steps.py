@@ -32,12 +32,16 @@ if TYPE_CHECKING:
 
 @dataclass(frozen=True)
 class _Seen:
-    """A micro batch that went through: names of its samples, loss sum, and tokens."""
+    """A micro batch that went through: names of its samples, loss sum, and tokens.
+
+    teaches: whether it reached anything that is trained; text alone reaches no connector.
+    """
 
     names: list[str]
     loss: torch.Tensor
     trained_tokens: int
     tokens: int
+    teaches: bool
 
 
 class Loop:
@@ -138,7 +142,7 @@ class Loop:
         self._check_finite(step, seen, loss, norm)
         if self._watch.explodes(step + 1, loss):
             raise self._lost(step, f"the loss has exploded to {loss:.3g}", self._names(seen))
-        self._optimiser.step()
+        self._optimiser.step(learned=totals[-1] > 0)
         return StepRecord(
             step=step + 1,
             loss=loss,
@@ -163,10 +167,11 @@ class Loop:
                 torch.manual_seed(_seed(self._recipe.seed, slots[start]))
                 with self._autocast():
                     loss, tokens = self._prepared.trainee(examples)
-                loss.backward()
+                if loss.requires_grad:
+                    loss.backward()
                 names = [example.name for example in examples]
                 length = sum(len(example.ids) for example in examples)
-                seen.append(_Seen(names, loss.detach(), tokens, length))
+                seen.append(_Seen(names, loss.detach(), tokens, length, loss.requires_grad))
         except torch.OutOfMemoryError:
             # What is learned must stay the same where the run goes on.
             smaller = "" if self._recipe.lora_dropout else "lower micro_batch_size or "
@@ -178,13 +183,14 @@ class Loop:
         return seen, None
 
     def _add_up(self, seen: list[_Seen], failure: ApolloError | None) -> list[float]:
-        """Loss sum, tokens and trained tokens of all processes."""
+        """Loss sum, tokens and trained tokens of all processes; last, how many of these learned."""
         loss = sum((piece.loss for piece in seen), torch.zeros((), device=self._device))
         counts = [
             sum(piece.tokens for piece in seen),
             sum(piece.trained_tokens for piece in seen),
             failure is not None,
             self._interrupts.asked,
+            any(piece.teaches for piece in seen),
         ]
         told = torch.tensor(counts, dtype=torch.float32, device=self._device)
         totals = self._sum(torch.cat([loss.reshape(1), told])).tolist()

@@ -124,6 +124,20 @@ def test_the_share_of_text_is_told_with_its_reason(folder: Path, texts: int, tol
     assert report.error() is None
 
 
+@pytest.mark.parametrize(
+    ("stage", "train"), [(3, ["connector"]), ("custom", ["connector"]), ("custom", ["encoders"])]
+)
+def test_text_where_the_language_model_is_frozen_is_told_to_teach_nothing(
+    folder: Path, stage: int | str, train: list[str]
+) -> None:
+    rows = [entry("a?", video="cfr30.mp4"), entry("b"), entry("c")]
+    data = write_data(folder, *rows)
+    report = check(folder, data, stage=stage, train=train, validation_share=0.0)
+    assert kinds(report) == ["text_teaches_nothing"]
+    assert "2 samples of text" in report.describe()
+    assert report.error() is None
+
+
 def test_images_in_stage_2_are_an_error_with_the_finding(folder: Path) -> None:
     data = write_data(folder, entry("a?", video="cfr30.mp4"), entry("b?", image="photo.jpg"))
     report = check(folder, data, stage=2, method="full", validation_share=0.0)

@@ -236,6 +236,35 @@ def test_a_broken_video_that_is_held_out_is_said_once_and_counted_each_time(
     assert [row["broken"] for row in rows] == [len(held_out)] * 2
 
 
+@pytest.mark.parametrize("method", ["full", "lora", "qlora"])
+@pytest.mark.parametrize("train", [["connector"], ["encoders"], ["connector", "encoders"]], ids=str)
+def test_text_teaches_nothing_to_what_it_does_not_reach_and_stops_no_run(
+    tmp_path: Path, method: str, train: list[str]
+):
+    keys = {"stage": "custom", "method": method, "train": train, "learning_rate": None}
+    more = {"steps": 3, "batch_size": 1, "save_every": 1, "keep_checkpoints": 3}
+    recipe = load_recipe(write_toy(tmp_path, clips=1, questions=1, **keys, **more))
+    out, _ = run(recipe)
+    rows = [row for row in read_log(out / "log.jsonl") if "loss" in row]
+    states = [load_file(p / "trained.safetensors") for p in sorted(out.glob("checkpoints/step-*"))]
+    assert len(rows) == len(states) == 3
+    for row, before, after in zip(rows[1:], states, states[1:], strict=False):
+        learned = row["samples"] == ["data.jsonl:1"]
+        assert (row["gradient_norm"] > 0) == learned
+        assert all(torch.equal(before[name], after[name]) for name in before) != learned
+    assert len({tuple(row["rates"].values()) for row in rows}) == 3
+
+
+@pytest.mark.parametrize("micro", [1, 2, 4])
+def test_text_beside_video_adds_nothing_and_counts_in_the_loss(tmp_path: Path, micro: int):
+    keys: dict[str, Any] = {"stage": "custom", "train": ["connector"], "learning_rate": None}
+    recipe = load_recipe(write_toy(tmp_path, clips=1, steps=3, **keys))
+    one, _ = run(recipe)
+    other, _ = run(replace(recipe, micro_batch_size=micro, output=tmp_path / "other"))
+    assert losses(one) == pytest.approx(losses(other), abs=1e-5)
+    assert losses(one)[-1] < losses(one)[0]
+
+
 def test_data_that_is_mostly_broken_is_no_run(tmp_path: Path):
     recipe = write_toy(tmp_path, clips=3, texts=1)
     for number in range(3):
