@@ -2,6 +2,7 @@
 
 import importlib.util
 import os
+import re
 import signal
 import subprocess
 import sys
@@ -12,6 +13,7 @@ import pytest
 
 from apollo_cli.cli import main
 from apollo_cli.commands.ui import ui
+from apollo_cli.ui.options import MOST_FILES
 from tests.house.repo import ROOT
 from tests.ui.serving import request
 
@@ -43,6 +45,12 @@ def test_what_cannot_be_served_is_told_before_anything_starts(
     printed = capsys.readouterr()
     assert printed.out == "" and printed.err.startswith("error: ")
     assert said in printed.err and printed.err.count("\n") == 1
+
+
+def test_the_page_has_room_for_as_many_files_as_may_be_opened():
+    style = (ROOT / "ui" / "style.css").read_text()
+    shown = {int(number) for number in re.findall(r'data-shown="(\d+)"', style)}
+    assert shown == set(range(MOST_FILES))
 
 
 def test_a_password_is_never_repeated(capsys: pytest.CaptureFixture[str]):
