@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import math
 import tomllib
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -12,15 +12,14 @@ from typing import Any, Literal
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
+from apollo_cli.finetune.places import TABLES, list_missing, list_overlaps
 from apollo_cli.finetune.stages import STAGES, Method, Part, StageName
 from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, Check, spell
 from apollo_cli.finetune.words import count, describe_place, tidy
-from apollo_cli.weights.adapter import MANIFEST
 from apollo_cli.weights.registry import known_models, resolve
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
 _LARGEST_FILE = 1_000_000
-_TABLES = ("data", "validation")
 
 
 @dataclass(frozen=True)
@@ -134,26 +133,40 @@ RATE_KEYS: dict[Part, str] = {
 }
 
 
-def load_recipe(path: Path | str, *, check_files: bool = True) -> Recipe:
+def load_recipe(path: Path | str, *, coming: Collection[Path] | None = ()) -> Recipe:
     """Read and check a recipe.
 
     Relative paths in it start from its own folder.
 
     Args:
         path: the TOML file.
-        check_files: whether files and folders that it names must be there.
+        coming: results that need not be there yet; None is any.
 
     Raises:
         DataError: it cannot be read, or has faults; all of them are listed.
     """
+    values, faults = read_recipe(path, coming=coming)
+    if faults:
+        raise DataError(f"{tidy(path)} has {count(len(faults), 'fault')}", faults=faults)
+    return Recipe(path=tidy(path), **values)
+
+
+def read_recipe(
+    path: Path | str, *, coming: Collection[Path] | None = ()
+) -> tuple[dict[str, Any], list[str]]:
+    """The values of a recipe, by field, and all that is wrong with it.
+
+    A field with a fault has no value. The arguments are those of ``load_recipe``.
+
+    Raises:
+        DataError: it cannot be read at all.
+    """
     path = tidy(path)
     values, faults = _checked(_parse(path), path.parent)
-    if check_files:
-        faults += _file_faults(values)
+    faults += list_missing(values, coming)
+    faults += list_overlaps(path, values)
     faults += _rule_faults(values)
-    if faults:
-        raise DataError(f"{path} has {count(len(faults), 'fault')}", faults=faults)
-    return Recipe(path=path, **values)
+    return values, faults
 
 
 def _parse(path: Path) -> dict[str, Any]:
@@ -175,7 +188,7 @@ def _parse(path: Path) -> dict[str, Any]:
 def _checked(raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[str]]:
     """Values of the fields, and faults; a field with a fault has no value."""
     faults: list[str] = []
-    tables = {name: raw.pop(name) for name in _TABLES if name in raw}
+    tables = {name: raw.pop(name) for name in TABLES if name in raw}
     values = _check_keys(raw, CHECKS, "", faults)
     for name, table in tables.items():
         if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
@@ -214,7 +227,7 @@ def _check_keys(
     values = {}
     for key, value in raw.items():
         if key not in checks:
-            near = get_close_matches(key, [*checks, *_TABLES] if not where else list(checks), n=1)
+            near = get_close_matches(key, [*checks, *TABLES] if not where else list(checks), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             faults.append(f"{where}{key[:60]} is not a key of a recipe{hint}")
             continue
@@ -244,22 +257,6 @@ def _locate(model: str, folder: Path, faults: list[str]) -> str:
     except ApolloError as error:
         faults.append(f"model: {error.message}")
     return model
-
-
-def _file_faults(values: dict[str, Any]) -> Iterator[str]:
-    for name in _TABLES:
-        for source in values.get(name, ()):
-            if not source.path.is_file():
-                yield f"{name}: {source.path} {describe_place(source.path)}; name a file"
-            if source.media is not None and not source.media.is_dir():
-                place = describe_place(source.media)
-                yield f"{name}: media folder {source.media} {place}; name a folder"
-    for adapter in values.get("adapters", ()):
-        if not (adapter / MANIFEST).is_file():
-            yield f"adapters: {adapter} holds no result; run the recipe that writes it first"
-    output = values.get("output")
-    if output is not None and output.exists() and not output.is_dir():
-        yield f"output: {output} is a file; name a folder"
 
 
 def _rule_faults(values: dict[str, Any]) -> Iterator[str]:
@@ -297,9 +294,9 @@ def to_toml(recipe: Recipe) -> str:
     lines = []
     for item in fields(Recipe):
         value = getattr(recipe, item.name)
-        if item.name not in ("path", *_TABLES) and value is not None:
+        if item.name not in ("path", *TABLES) and value is not None:
             lines.append(f"{item.name} = {spell(value)}")
-    for name in _TABLES:
+    for name in TABLES:
         for source in getattr(recipe, name):
             lines += ["", f"[[{name}]]"]
             rows = ((f.name, getattr(source, f.name)) for f in fields(DataSource))

@@ -93,7 +93,7 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
     # what else is wrong with it is told before the first begins.
     load_recipe(recipes[0])
     for path in recipes[1:]:
-        load_recipe(path, check_files=False)
+        load_recipe(path, coming=None)
     # Looked up before anything heavy is imported, so that a lack is told at once.
     missing = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
     if missing:

@@ -37,7 +37,9 @@ def data(tmp_path: Path) -> Path:
 def recipes(folder: Path, data: Path, model: str, method: Method) -> list[Recipe]:
     files = write_project(folder, [data], model, method)
     # The later stages start from results that are not there yet.
-    return [load_recipe(path, check_files=number < 2) for number, path in enumerate(files)]
+    return [
+        load_recipe(path, coming=() if number < 2 else None) for number, path in enumerate(files)
+    ]
 
 
 @pytest.mark.parametrize("method", METHODS)
@@ -86,7 +88,7 @@ def test_every_schedule_that_the_paper_compared_can_be_written(
     name: str, tmp_path: Path, data: Path
 ):
     files = write_project(tmp_path / "bees", [data], "apollo-nano", "lora", name)
-    _, *stages = (load_recipe(path, check_files=False) for path in files)
+    _, *stages = (load_recipe(path, coming=None) for path in files)
     assert [(recipe.stage, recipe.train) for recipe in stages] == list(SCHEDULES[name].steps)
     outputs = [recipe.output for recipe in stages]
     assert [recipe.adapters for recipe in stages] == [(), *((each,) for each in outputs[:-1])]

@@ -172,3 +172,51 @@ def test_a_folder_in_place_of_a_file_is_not_called_missing(tmp_path: Path):
 def test_too_many_steps_are_told_with_the_limit(tmp_path: Path):
     told = faults(tmp_path, GOOD | {"steps": 10**30})
     assert told[0].endswith("allowed is a whole number from 1 to 1,000,000,000")
+
+
+RESULT = '{"adapters": [{"relative": "../low", "absolute": "/nowhere/low"}]}'
+
+
+@pytest.mark.parametrize("output", ["old", "./low/../old", "old/new", ".", "link", "low", "../top"])
+def test_an_output_never_destroys_what_the_run_starts_from(tmp_path: Path, output: str):
+    (tmp_path / "top" / "old").mkdir(parents=True)
+    (tmp_path / "top" / "old" / "apollo_adapter.json").write_text(RESULT)
+    (tmp_path / "top" / "link").symlink_to("old")
+    (tmp_path / "data").mkdir()
+    (tmp_path / "data" / "a.jsonl").touch()
+    folder = tmp_path / "recipes"
+    folder.mkdir()
+    place = tmp_path / "top" / output
+    data = f"[[data]]\npath = {spell(tmp_path / 'data' / 'a.jsonl')}\n"
+    values = GOOD | {"output": str(place), "adapters": [str(tmp_path / "top" / "old")]}
+    (told,) = faults(folder, values, data)
+    assert "which this run starts from; name another folder" in told
+    fine = values | {"output": str(tmp_path / "top" / "new")}
+    assert load_recipe(write(folder, fine, data)).adapters
+
+
+@pytest.mark.parametrize(
+    ("output", "owner"),
+    [
+        (".", "this recipe"),
+        ("../talks", "a file of data"),
+        ("../seen", "a file of validation"),
+        ("../videos", "the media"),
+        ("link", "this recipe"),
+        ("out", "a file of data"),
+    ],
+)
+def test_an_output_never_writes_over_the_files_of_the_user(tmp_path: Path, output: str, owner: str):
+    for name in ("bees", "talks", "seen", "videos", "bees/out"):
+        (tmp_path / name).mkdir()
+    for name in ("talks/a.jsonl", "seen/a.jsonl"):
+        (tmp_path / name).touch()
+    (tmp_path / "bees" / "link").symlink_to(".")
+    data = '[[data]]\npath = "../talks/a.jsonl"\nmedia = "../videos"\n'
+    data += '[[validation]]\npath = "../seen/a.jsonl"\n'
+    fine = load_recipe(write(tmp_path / "bees", GOOD, data))
+    assert fine.output == tmp_path / "bees" / "out"
+    # A name in an output that leads out of it.
+    (tmp_path / "bees" / "out" / "log.jsonl").symlink_to("../../talks/a.jsonl")
+    (told,) = faults(tmp_path / "bees", GOOD | {"output": output}, data)
+    assert f"is the folder of {owner}" in told

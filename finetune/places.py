@@ -1,0 +1,92 @@
+"""The files and folders that a recipe names: what is missing, and what a run would write over."""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Collection, Iterator
+from pathlib import Path
+from typing import Any
+
+from apollo_cli.errors import ApolloError
+from apollo_cli.finetune.words import describe_place
+from apollo_cli.weights.adapter import MANIFEST
+from apollo_cli.weights.files import read_json
+
+TABLES = ("data", "validation")
+# Files of a result that other files are called by too.
+_COMMON_NAMES = ("recipe.toml", "log.jsonl", "run.json", "quarantine.jsonl", "loss.png")
+
+
+def list_missing(values: dict[str, Any], coming: Collection[Path] | None) -> Iterator[str]:
+    """What a recipe needs and does not find, in words.
+
+    Args:
+        values: of the recipe. coming: results that need not be there yet; None is any.
+    """
+    for name in TABLES:
+        for source in values.get(name, ()):
+            if not source.path.is_file():
+                yield f"{name}: {source.path} {describe_place(source.path)}; name a file"
+            if source.media is not None and not source.media.is_dir():
+                place = describe_place(source.media)
+                yield f"{name}: media folder {source.media} {place}; name a folder"
+    for adapter in list_absent(values.get("adapters", ())):
+        if coming is not None and adapter not in coming:
+            yield f"adapters: {adapter} holds no result; run the recipe that writes it first"
+    output = values.get("output")
+    if output is not None and output.exists() and not output.is_dir():
+        yield f"output: {output} is a file; name a folder"
+
+
+def list_absent(adapters: Collection[Path]) -> list[Path]:
+    """Those of some folders that hold no result."""
+    return [adapter for adapter in adapters if not (adapter / MANIFEST).is_file()]
+
+
+def list_overlaps(recipe: Path, values: dict[str, Any]) -> Iterator[str]:
+    """What the output of a recipe would destroy, in words.
+
+    Args:
+        recipe: its file. values: of it.
+    """
+    output = values.get("output")
+    if output is None:
+        return
+    place = _real(output)
+    for adapter in values.get("adapters", ()):
+        for folder in (adapter, *_stands_on(adapter)):
+            other = _real(folder)
+            if place == other or place in other.parents or other in place.parents:
+                yield (
+                    f"output: {output} is, holds or lies in {folder}, which this run starts from; "
+                    "name another folder"
+                )
+                break
+    sources = [(name, source) for name in TABLES for source in values.get(name, ())]
+    files = [("this recipe", recipe), *((f"a file of {n}", source.path) for n, source in sources)]
+    owned = [(what, path.parent) for what, path in files]
+    owned += [("the media", source.media) for _, source in sources if source.media is not None]
+    taken = next((what for what, folder in owned if place == _real(folder)), None)
+    if taken is None:
+        written = {_real(output / name) for name in _COMMON_NAMES}
+        taken = next((what for what, path in files if _real(path) in written), None)
+    if taken is not None:
+        yield (
+            f"output: {output} is the folder of {taken}, and a run writes over files there; "
+            "name a folder of its own"
+        )
+
+
+def _stands_on(adapter: Path) -> Iterator[Path]:
+    """The folders of earlier results below one, as far as its manifest can be read."""
+    try:
+        for row in read_json(adapter / MANIFEST)["adapters"]:
+            yield adapter / str(row["relative"])
+            yield Path(str(row["absolute"]))
+    except (ApolloError, OSError, KeyError, TypeError):
+        # Whatever is wrong with it is told when it is read.
+        return
+
+
+def _real(path: Path) -> Path:
+    return Path(os.path.realpath(path))
