@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import shutil
+import tempfile
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -70,21 +72,30 @@ def merge_result(
     for result in located.chain:
         for key, change in changes_of(result, network).items():
             changes.setdefault(key, []).append(change)
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        _write(checkpoint, changes, unfinished, on_progress)
-        record = _record(located.name, located.revision, located.chain)
-        (unfinished / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
-        unfinished.rename(target)
+        with _workshop(target) as unfinished:
+            _write(checkpoint, changes, unfinished, on_progress)
+            record = _record(located.name, located.revision, located.chain)
+            (unfinished / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
+            unfinished.rename(target)
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"{target} cannot be written ({getattr(error, 'strerror', None) or error})",
             next_step="make room or choose another place with -o",
         ) from None
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return target
+
+
+@contextmanager
+def _workshop(target: Path) -> Iterator[Path]:
+    """A place beside a folder to be, which nobody else has, for what is not whole yet."""
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".apollo-merge-", dir=target.parent))
+    try:
+        # Inside of it, since the place itself is for its owner alone.
+        yield place / "checkpoint"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 def _write(

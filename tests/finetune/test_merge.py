@@ -107,6 +107,38 @@ def test_an_output_is_never_overwritten(checkpoint: Path, tmp_path: Path):
     assert list((tmp_path / "merged").iterdir()) == []
 
 
+@pytest.mark.parametrize("name", ["merged.unfinished", ".merged", ".apollo-merge-mine"])
+def test_a_merge_touches_nothing_that_was_there(checkpoint: Path, tmp_path: Path, name: str):
+    recipe = recipe_of(checkpoint, tmp_path / "out")
+    train_randomly(recipe)
+    (tmp_path / name).mkdir()
+    (tmp_path / name / "thesis.txt").write_text("mine")
+    target = merge_result(recipe.output, tmp_path / "merged")
+    assert (tmp_path / name / "thesis.txt").read_text() == "mine"
+    assert {path.name for path in tmp_path.iterdir()} == {"out", "merged", name}
+    assert target.stat().st_mode == recipe.output.stat().st_mode
+
+
+def test_two_merges_into_one_folder_never_mix(checkpoint: Path, tmp_path: Path):
+    one = recipe_of(checkpoint, tmp_path / "one", train=("connector",))
+    two = recipe_of(checkpoint, tmp_path / "two")
+    train_randomly(one)
+    train_randomly(two)
+    alone = merge_result(two.output, tmp_path / "alone")
+
+    def overtake(done: int, total: int) -> None:
+        if not (tmp_path / "both").exists():
+            merge_result(two.output, tmp_path / "both")
+
+    with pytest.raises(WeightsError, match="both cannot be written"):
+        merge_result(one.output, tmp_path / "both", on_progress=overtake)
+    files = list(alone.rglob("*.safetensors"))
+    assert files
+    for path in files:
+        assert (tmp_path / "both" / path.relative_to(alone)).read_bytes() == path.read_bytes()
+    assert json.loads((tmp_path / "both" / RECORD).read_text())["adapters"][0]["name"] == "two"
+
+
 def test_a_merge_that_fails_leaves_nothing(
     checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
@@ -119,7 +151,7 @@ def test_a_merge_that_fails_leaves_nothing(
     monkeypatch.setattr(merge.ShardWriter, "add", full)
     with pytest.raises(WeightsError, match="No space left"):
         merge_result(recipe.output, tmp_path / "merged")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("merged")]
+    assert not [path for path in tmp_path.iterdir() if "merge" in path.name]
 
 
 def test_a_disk_that_is_full_while_tensors_are_written_is_one_clear_error(
@@ -132,7 +164,7 @@ def test_a_disk_that_is_full_while_tensors_are_written_is_one_clear_error(
         pytest.raises(WeightsError, match=r"cannot be written .*make room"),
     ):
         merge_result(recipe.output, tmp_path / "merged")
-    assert not [path for path in tmp_path.iterdir() if path.name.startswith("merged")]
+    assert not [path for path in tmp_path.iterdir() if "merge" in path.name]
 
 
 def test_a_result_of_a_quantised_copy_goes_into_the_full_model(checkpoint: Path, tmp_path: Path):
