@@ -4,14 +4,16 @@ from __future__ import annotations
 
 import logging
 import os
+import re
 from pathlib import Path
 from urllib.parse import quote
 
 from starlette.concurrency import run_in_threadpool
+from starlette.datastructures import Headers
 from starlette.requests import Request
 from starlette.responses import FileResponse, PlainTextResponse, Response
 from starlette.routing import Route
-from starlette.types import Receive, Scope, Send
+from starlette.types import Message, Receive, Scope, Send
 
 from apollo_cli.errors import UsageError
 from apollo_cli.ui.files import AllowedFolders, UiForbidden
@@ -22,6 +24,7 @@ from apollo_cli.video.opening import shown
 _LOG = logging.getLogger("apollo_cli.ui")
 # A file may change under the same name, so a browser asks before it uses what it keeps.
 _HEADERS = {"cache-control": "private, no-cache"}
+_RANGE = re.compile(r"(\d{0,18})-(\d{0,18})", re.ASCII)
 
 
 class MediaLinks:
@@ -126,10 +129,54 @@ class _HeldFile(FileResponse):
         super().__init__(held, media_type=kind, headers=_HEADERS, stat_result=facts)
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        asked, tag = Headers(scope=scope), self.headers["etag"]
+        known = [name.strip() for name in asked.get("if-none-match", "").split(",")]
         try:
-            await super().__call__(scope, receive, send)
+            if {tag, f"W/{tag}", "*"} & {*known}:
+                same = Response(status_code=304, headers={"etag": tag, **_HEADERS})
+                await same(scope, receive, send)
+                return
+            if not _is_range(asked.get("range", "")):
+                rows = [row for row in scope["headers"] if row[0] != b"range"]
+                scope = {**scope, "headers": rows}
+            await super().__call__(scope, receive, _Announced(send).send)
         finally:
             os.close(self._held)
+
+
+class _Announced:
+    """Sends no more than was announced, however the file grows meanwhile."""
+
+    def __init__(self, send: Send) -> None:
+        self._send = send
+        self._left: int | None = None
+
+    async def send(self, message: Message) -> None:
+        if self._left is None:
+            self._left = int(Headers(raw=message["headers"])["content-length"])
+        elif message["body"]:
+            if not self._left:
+                # All of it was sent, and its end told.
+                return
+            body = message["body"][: self._left]
+            self._left -= len(body)
+            message = {**message, "body": body, "more_body": bool(self._left)}
+        await self._send(message)
+
+
+def _is_range(asked: str) -> bool:
+    """Whether pieces are asked for; what is malformed counts as not asked."""
+    unit, _, rest = asked.partition("=")
+    found = [_RANGE.fullmatch(part.strip()) for part in rest.split(",")]
+    pairs = [part.groups() for part in found if part]
+    return (
+        unit.strip().lower() == "bytes"
+        and len(pairs) == len(found)
+        and all(
+            (start or end) and (not start or not end or int(start) <= int(end))
+            for start, end in pairs
+        )
+    )
 
 
 def refuse(request: Request, reason: str) -> Response:

@@ -1,5 +1,6 @@
 """Files reach the player in byte ranges, and nothing else reaches it; over real HTTP."""
 
+import asyncio
 import logging
 import os
 import shutil
@@ -7,11 +8,13 @@ import threading
 import time
 from collections.abc import Iterator
 from pathlib import Path
+from typing import Any, cast
 from urllib.parse import quote
 
 import pytest
 from starlette.applications import Starlette
 
+from apollo_cli.ui import media as media_module
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.previews import Previews
@@ -85,6 +88,62 @@ def test_a_range_is_that_piece_of_the_file(
 def test_a_range_past_the_end_is_told_so(address: str):
     reply = request(address, "/media?file=cfr30.mp4", Range="bytes=99999999-")
     assert reply.status == 416
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        *("bytes=10-5", "lines=0-1", "bytes=", "bytes", "bytes=-", "bytes=a-b", "bytes=0-1,9-2"),
+        f"bytes={'9' * 5000}-",
+        "bytes=٣-٤".encode().decode("latin-1"),
+    ],
+)
+def test_a_range_that_makes_no_sense_is_as_none(address: str, place: Path, asked: str):
+    reply = request(address, "/media?file=cfr30.mp4", Range=asked)
+    assert (reply.status, reply.body) == (200, (place / "cfr30.mp4").read_bytes())
+
+
+def test_several_ranges_come_as_parts(address: str, place: Path):
+    whole = (place / "cfr30.mp4").read_bytes()
+    reply = request(address, "/media?file=cfr30.mp4", Range="bytes=0-4, 20-29")
+    assert reply.status == 206 and whole[:5] in reply.body and whole[20:30] in reply.body
+    assert int(reply.headers["content-length"]) == len(reply.body)
+
+
+def test_a_file_that_the_browser_has_already_is_not_sent_again(address: str, place: Path):
+    path = place / "known.mp4"
+    shutil.copy(CASES / "cfr30.mp4", path)
+    tag = request(address, "/media?file=known.mp4").headers["etag"]
+    for known in (tag, f"W/{tag}", f'"other", {tag}', "*"):
+        for method in ("GET", "HEAD"):
+            reply = request(address, "/media?file=known.mp4", method, If_None_Match=known)
+            assert (reply.status, reply.body, reply.headers["etag"]) == (304, b"", tag)
+            assert reply.headers["cache-control"] == "private, no-cache"
+    os.utime(path, (1, 1))
+    assert request(address, "/media?file=known.mp4", If_None_Match=tag).status == 200
+
+
+@pytest.mark.parametrize("asked", ["", "bytes=0-"])
+def test_of_a_file_that_grows_meanwhile_only_the_length_that_was_told_is_sent(
+    place: Path, asked: str
+):
+    path = place / "grows.mp4"
+    path.write_bytes(bytes(100_000))
+    answer, sent = media_module._HeldFile(path, "video/mp4"), []
+    with path.open("ab") as file:
+        file.write(bytes(300_000))
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    headers = [(b"range", asked.encode())] if asked else []
+    scope = {"type": "http", "method": "GET", "headers": headers, "asgi": {"spec_version": "2.4"}}
+    asyncio.run(answer(scope, cast(Any, None), send))
+    start, *rest = sent
+    assert dict(start["headers"])[b"content-length"] == b"100000"
+    assert sum(len(message["body"]) for message in rest) == 100_000
+    assert [message["more_body"] for message in rest] == [*[True] * (len(rest) - 1), False]
+    path.unlink()
 
 
 def test_a_range_of_a_file_that_changed_meanwhile_is_the_whole_file(address: str, place: Path):
