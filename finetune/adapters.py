@@ -256,7 +256,8 @@ def save_result(
         for part, config in trained.lora.items():
             settings = json.dumps(_plain(config.to_dict()), indent=2, sort_keys=True)
             (unfinished / LORA_PLACES[part] / LORA_CONFIG).write_text(settings, "utf-8")
-        (unfinished / RECIPE_FILE).write_text(to_toml(recipe), "utf-8")
+        recipe_text = to_toml(recipe).encode("utf-8", "backslashreplace")
+        (unfinished / RECIPE_FILE).write_bytes(recipe_text)
         manifest = _manifest(recipe, trained, folder, dict(facts or {}))
         manifest["files"] = {
             str(path.relative_to(unfinished).as_posix()): hash_file(path).sha256

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -12,6 +13,7 @@ from typing import Any
 import pytest
 
 from apollo_cli.cli import main
+from apollo_cli.weights.adapter import read_adapter
 from tests.finetune.results import recipe_of, train_randomly
 from tests.finetune.toy import write_toy
 
@@ -88,6 +90,18 @@ def test_a_run_prints_its_folder_and_a_length_that_is_typed_wins(
     told = capsys.readouterr()
     assert told.out == f"{tmp_path / 'out'}\n"
     assert "step 1/1" in told.err
+
+
+@pytest.mark.skipif(sys.platform == "darwin", reason="names of files are UTF-8 there")
+def test_a_project_in_a_folder_with_an_odd_name_is_trained_to_its_end(tmp_path: Path):
+    folder = tmp_path / os.fsdecode(b"b\xe9es")
+    recipe = write_toy(folder, clips=1, questions=1, steps=1)
+    for verb in ("check", "run"):
+        command = [sys.executable, "-m", "apollo_cli", "finetune", verb, str(recipe)]
+        ended = subprocess.run(command, capture_output=True, check=False)
+        assert ended.returncode == 0, ended.stderr
+    assert read_adapter(folder / "out").parts == ("llm", "connector")
+    assert (folder / "out" / "run.json").is_file()
 
 
 def test_a_run_goes_on_when_nobody_reads_what_it_says_any_more(tmp_path: Path):
