@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -23,6 +24,10 @@ from apollo_cli.weights.files import apollo_home
 FORMAT = 1
 # Tokens kept free for the turns of a talk: an eighth of the context, up to this many.
 _MOST_HISTORY_TOKENS = 4096
+_MOST_TURNS = 2000
+# What Markdown and HTML act on: anywhere, and where a line begins. A bar inside a word is none.
+_ACTIVE = re.compile(r"[\\`*\[\]<>&|~$]|(?<![^\W_])_|_(?![^\W_])")
+_LINE_START = re.compile(r"^([ \t]*(?:\d+(?=[.)]\s))?)([#+=.)-])", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -158,19 +163,22 @@ class Conversation:
         }
 
     def to_markdown(self) -> str:
-        """The talk for reading; what answers rest on stands before the first of them."""
+        """The talk for reading; what answers rest on stands before the first of them.
+
+        All that was said stays text: no viewer fetches or runs anything of it.
+        """
         turns = [turn for turn in self.turns if isinstance(turn, KeptTurn)]
         files = [file for turn in turns for file in turn.files] or self.files
         names = dict.fromkeys(Path(file).name for file in files)
-        lines, basis = [f"# {', '.join(names) or 'A talk'}", ""], ""
+        lines, basis = [f"# {_line(', '.join(names)) or 'A talk'}", ""], ""
         for turn in self.turns:
             kept = turn if isinstance(turn, KeptTurn) else KeptTurn(turn.question, turn.answer)
             if kept.basis and kept.basis != basis:
                 basis = kept.basis
-                lines += [f"_{basis}_", ""]
-            lines += [f"**{turn.question}**", "", turn.answer, ""]
+                lines += [f"_{_line(basis)}_", ""]
+            lines += [f"**{_line(turn.question)}**", "", _plain(turn.answer), ""]
             if kept.check:
-                lines += [*(f"- blind check: {said}" for said in kept.check), ""]
+                lines += [*(f"- blind check: {_line(said)}" for said in kept.check), ""]
         return "\n".join(lines)
 
     def save(self, path: Path) -> None:
@@ -237,6 +245,10 @@ def read_talk(text: str, name: str) -> SavedTalk:
         saved = json.loads(text)
         if int(saved.get("format", FORMAT)) > FORMAT:
             raise UsageError(f"{name} is a talk of a later version", next_step="update apollo")
+        if len(saved["turns"]) > _MOST_TURNS:
+            raise UsageError(
+                f"{name} is a talk of {len(saved['turns']):,} turns", f"allowed are {_MOST_TURNS:,}"
+            )
         turns = tuple(map(_read_turn, saved["turns"]))
         files = tuple(str(file) for file in saved["files"])
         options = saved.get("options")
@@ -246,9 +258,21 @@ def read_talk(text: str, name: str) -> SavedTalk:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
 
 
+def _plain(text: str) -> str:
+    """Text that Markdown shows as it is."""
+    return _LINE_START.sub(r"\1\\\2", _ACTIVE.sub(r"\\\g<0>", text))
+
+
+def _line(text: str) -> str:
+    """Likewise, on one line."""
+    return _plain(" ".join(text.split()))
+
+
 def _read_turn(row: dict[str, Any]) -> KeptTurn:
     """A turn of a file; talks that were saved before have question and answer only."""
     question, answer = str(row["question"]), str(row["answer"])
+    # As of questions: surrogates stand for bytes that are no UTF-8.
+    (question + answer).encode()
     lists = [tuple(map(str, row.get(name, ()))) for name in ("files", "seen", "check")]
     sampling = row.get("sampling")
     return KeptTurn(

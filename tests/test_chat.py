@@ -4,12 +4,15 @@ from __future__ import annotations
 
 import io
 import json
+import re
 import sys
 from collections.abc import Callable
+from html import unescape
 from pathlib import Path
 from typing import Any
 
 import pytest
+from markdown_it import MarkdownIt
 
 from apollo_cli import engine
 from apollo_cli.cli import main
@@ -183,6 +186,43 @@ def test_going_on_takes_the_options_of_the_talk_where_none_are_given(
         talk.restore(tmp_path / "talk.json")
         assert talk.sampling.end_seconds == 2
     assert (plain.options, wished.options) == (hot, GenerationOptions(seed=1))
+
+
+def test_a_talk_of_far_too_many_turns_is_refused_by_their_number():
+    turn = {"question": "one?", "answer": "Red."}
+    saved: dict[str, Any] = {"files": [], "sampling": {}, "turns": [turn] * 2000}
+    assert len(read_talk(json.dumps(saved), "it").turns) == 2000
+    with pytest.raises(UsageError, match="it is a talk of 2,001 turns; allowed are 2,000"):
+        read_talk(json.dumps({**saved, "turns": [turn] * 2001}), "it")
+
+
+@pytest.mark.parametrize("part", ["question", "answer"])
+def test_a_talk_whose_turns_are_not_valid_utf_8_is_refused(part: str):
+    turn = {"question": "one?", "answer": "Red.", part: "a\udc80b"}
+    with pytest.raises(UsageError, match="not a saved talk"):
+        read_talk(json.dumps({"files": [], "sampling": {}, "turns": [turn]}), "it")
+
+
+@pytest.mark.parametrize(
+    "said",
+    [
+        "![i](http://evil.example/x.png)",
+        "[a](http://evil.example)",
+        "<script>alert(1)</script><img src=x>",
+        "a_b.mp4 _and_ *so* **on** `x` ~~y~~ $z$ & &lt; a|b \\[",
+        "1. one\n2) two\n- three\n+ four\n# five\n---\n===\n> six\n1.5 s, 0:05 - 0:07",
+        "a\n\n<div>\n\n```\ncode\n```",
+    ],
+)
+def test_what_was_said_is_text_in_a_saved_talk(checkpoint: str, said: str):
+    kept = KeptTurn(said, said, (f"/x/{said}",), (said,), check=(said,))
+    talk = Conversation(engine.load(checkpoint), turns=[kept])
+    html = MarkdownIt("gfm-like", {"linkify": False, "html": True}).render(talk.to_markdown())
+    assert set(re.findall(r"<(\w+)", html)) == {"h1", "p", "em", "strong", "ul", "li"}
+    assert "evil" not in "".join(re.findall(r"<[^>]*>", html))
+    shown = " ".join(unescape(re.sub(r"<[^>]*>", "", html)).split())
+    # As what was seen, as question, as answer and as what a check said.
+    assert shown.count(" ".join(said.split())) >= 4
 
 
 @pytest.mark.parametrize("number", [2, 99])
