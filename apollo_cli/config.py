@@ -47,8 +47,9 @@ class SamplingOptions:
             raise UsageError(f"--sampling {self.mode}", "allowed are fps and uniform")
         if self.short not in ("repeat", "stretch", "error"):
             raise UsageError(f"--short {self.short}", "allowed are repeat, stretch and error")
-        if self.fps is not None and not 0 < self.fps <= 1000:
-            raise UsageError(f"--fps {self.fps:g}", "allowed is a rate above 0 and up to 1000")
+        # Below, a clip would be longer than any number of ours holds.
+        if self.fps is not None and not 0.001 <= self.fps <= 1000:
+            raise UsageError(f"--fps {self.fps:g}", "allowed is a rate of 0.001 to 1000")
         if self.fps is not None and self.mode == "uniform":
             raise UsageError("--fps with --sampling uniform", next_step="use --frames instead")
         if self.frames is not None and self.mode == "fps":
@@ -129,10 +130,11 @@ class GenerationOptions:
     def __post_init__(self) -> None:
         if self.max_new_tokens < 1:
             raise UsageError(f"--max-new-tokens {self.max_new_tokens}", "allowed is 1 or more")
-        if not 0 <= self.temperature <= 100:
-            raise UsageError(f"--temperature {self.temperature:g}", "allowed is 0 to 100")
-        if not 0 < self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p:g}", "allowed is above 0 and up to 1")
+        # What is smaller has no place among 32-bit probabilities.
+        if self.temperature != 0 and not 0.001 <= self.temperature <= 100:
+            raise UsageError(f"--temperature {self.temperature:g}", "allowed is 0, or 0.001 to 100")
+        if not 0.0001 <= self.top_p <= 1:
+            raise UsageError(f"--top-p {self.top_p:g}", "allowed is 0.0001 to 1")
         if not 0 <= self.seed < 2**63:
             raise UsageError(f"--seed {self.seed}", "allowed is 0 up to 2**63 - 1")
         if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 10:

@@ -103,6 +103,20 @@ def test_the_same_seed_gives_the_same_sampled_answer(apollo: Apollo):
     assert first != other
 
 
+@pytest.mark.parametrize(
+    "options",
+    [
+        GenerationOptions(max_new_tokens=8, temperature=0.001),
+        GenerationOptions(max_new_tokens=8, temperature=100.0),
+        GenerationOptions(max_new_tokens=8, temperature=1.0, top_p=0.0001),
+    ],
+)
+def test_the_outermost_values_of_sampling_give_an_answer(
+    apollo: Apollo, options: GenerationOptions
+):
+    assert apollo.ask(None, "one?", options).tokens.answer == 8
+
+
 def test_everything_that_is_counted_fits_the_context(tmp_path: Path):
     small = engine.load(tiny.save(tmp_path / "small", Tiny(context=600)))
     suffix = len(small.prompts.suffix_ids("one?"))

@@ -34,7 +34,7 @@ TOYBOX = ROOT / "examples" / "toybox.mp4"
         (["--keep-videos", "0"], 2, "0"),
         (["--max-upload-mb", "0"], 2, "0"),
         ([str(TOYBOX)] * 9, 2, "9 files; allowed are eight"),
-        (["--fps", "0"], 2, "--fps 0; allowed is a rate above 0"),
+        (["--fps", "0"], 2, "--fps 0; allowed is a rate of 0.001 to 1000"),
         (["no_such_video.mp4"], 3, "no such file"),
     ],
 )
