@@ -18,7 +18,7 @@ from starlette.types import Message, Receive, Scope, Send
 from apollo_cli.errors import UsageError
 from apollo_cli.ui.files import AllowedFolders, UiForbidden
 from apollo_cli.ui.options import MediaState
-from apollo_cli.ui.previews import Previews
+from apollo_cli.ui.previews import Previews, is_being_written
 from apollo_cli.video.opening import shown
 
 _LOG = logging.getLogger("apollo_cli.ui")
@@ -44,23 +44,23 @@ class MediaLinks:
 
         The first call for a file takes part of a second, since a child looks into it.
         """
-        seen = self.previews.look(path)
+        seen = self.previews.look(path, is_patient=True)
         if seen.kind == "none" or not _link("media", path):
             reason = seen.reason or "its name is not valid UTF-8"
             return MediaState("cannot be shown", kind="none", reason=reason)
         if seen.plays:
             return MediaState("plays", address=_link("media", path), kind=seen.kind)
         try:
-            job = self.previews.job(path)
+            job = None if is_being_written(path.stat()) else self.previews.job(path)
         except OSError as error:
             reason = f"{shown(path.name)} cannot be read ({error.strerror})"
             return MediaState("cannot be shown", kind="none", reason=reason)
-        if job.failure:
+        if job is not None and job.failure:
             return MediaState("cannot be shown", kind="none", reason=job.failure)
-        if job.share < 1:
-            return MediaState(
-                "making a preview", share=job.share, kind=seen.kind, reason=seen.reason
-            )
+        if job is None or job.share < 1:
+            reason = seen.reason if job else f"{shown(path.name)} is still being written"
+            share = job.share if job else 0.0
+            return MediaState("making a preview", share=share, kind=seen.kind, reason=reason)
         link = _link("preview", path)
         return MediaState("preview ready", address=link, kind=seen.kind, reason=seen.reason)
 

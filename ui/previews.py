@@ -6,7 +6,6 @@ import contextlib
 import json
 import logging
 import os
-import queue
 import selectors
 import stat
 import subprocess
@@ -28,6 +27,8 @@ _LOOK_SECONDS, _STALL_SECONDS = 20.0, 60.0
 _MOST_BYTES = 5_000_000_000
 _KEPT_LOOKS = 1000
 _LOOKS_AT_ONCE = 2
+# A file that changed within this time is taken as one that is still being written.
+_WRITING_SECONDS = 2.0
 
 
 @dataclass(frozen=True)
@@ -56,12 +57,14 @@ class Job:
     Attributes:
         source: the file. target: where the preview goes. share: done, 0 to 1.
         failure: why there will be none; empty while there is hope.
+        is_dropped: nobody looks at the file any more, or it has changed.
     """
 
     source: Path
     target: Path
     share: float = 0.0
     failure: str = ""
+    is_dropped: bool = False
 
 
 class Previews:
@@ -72,6 +75,9 @@ class Previews:
     Args:
         folder: where previews are kept; None for the one of this user.
         most_bytes: that the folder may take; the ones that were used least lately go first.
+
+    Attributes:
+        is_wanted: whether somebody looks at a file; the preview of another is not gone on with.
     """
 
     def __init__(self, folder: Path | None = None, most_bytes: int = _MOST_BYTES) -> None:
@@ -79,21 +85,32 @@ class Previews:
         self._most_bytes = most_bytes
         self._looks: dict[tuple[str, int, int], Look] = {}
         self._jobs: dict[Path, Job] = {}
-        self._waiting: queue.SimpleQueue[Job | None] = queue.SimpleQueue()
+        self.is_wanted: Callable[[Path], bool] = lambda path: True
+        self._waiting: list[Job] = []
         self._lock = threading.Lock()
+        self._changed = threading.Condition(self._lock)
         self._looking = threading.Semaphore(_LOOKS_AT_ONCE)
         self._child: subprocess.Popen[bytes] | None = None
         self._thread: threading.Thread | None = None
         self._closed = False
 
-    def look(self, path: Path) -> Look:
-        """Judge a file by its content; a later call for the unchanged file costs nothing."""
+    def look(self, path: Path, *, is_patient: bool = False) -> Look:
+        """Judge a file by its content; a later call for the unchanged file costs nothing.
+
+        Args:
+            is_patient: while a file that needs a preview is written, what it was before will do.
+        """
         try:
             facts = path.stat()
         except OSError as error:
             return Look("none", reason=f"it cannot be read ({error.strerror})")
         key = (str(path), facts.st_size, facts.st_mtime_ns)
         seen = self._looks.get(key)
+        if seen is None and is_patient and is_being_written(facts):
+            with self._lock:
+                looks = [seen for known, seen in self._looks.items() if known[0] == key[0]]
+            if looks and looks[-1].kind != "none" and not looks[-1].plays:
+                return looks[-1]
         if seen is None:
             with self._looking:
                 seen = self._looks.get(key) or _look(path)
@@ -113,7 +130,10 @@ class Previews:
         with self._lock:
             job = self._jobs.get(target)
             # One that was made may have been deleted since, by hand or by the limit.
-            if job is None or (job.share >= 1 and not target.exists()):
+            is_lost = job is not None and job.share >= 1 and not target.exists()
+            if job is None or job.is_dropped or is_lost:
+                for other in self._jobs.values():
+                    other.is_dropped |= other.source == path
                 job = self._jobs[target] = Job(path, target)
                 if target.exists():
                     job.share = 1.0
@@ -121,7 +141,8 @@ class Previews:
                     job.failure = "the server is ending"
                 else:
                     self._start()
-                    self._waiting.put(job)
+                    self._waiting.append(job)
+                    self._changed.notify()
         if job.share >= 1:
             with contextlib.suppress(OSError):
                 os.utime(target)
@@ -137,8 +158,12 @@ class Previews:
         return self.folder / f"{identify(path)[:40]}{suffix}"
 
     def forget_failure(self, path: Path) -> None:
-        """Forget what went wrong with a file: a full disk, say, may have room by now."""
+        """Forget what went wrong with a file: a full disk, say, may have room by now.
+
+        It is asked for anew, so its preview comes before the others.
+        """
         with self._lock:
+            self._waiting.sort(key=lambda job: job.source == path)
             jobs, looks = self._jobs.items(), self._looks.items()
             self._jobs = {
                 target: job for target, job in jobs if not (job.source == path and job.failure)
@@ -152,7 +177,7 @@ class Previews:
         with self._lock:
             self._closed = True
             thread, child = self._thread, self._child
-        self._waiting.put(None)
+            self._changed.notify()
         if child is not None:
             child.kill()
         if thread is not None:
@@ -164,19 +189,40 @@ class Previews:
             self._thread.start()
 
     def _work(self) -> None:
-        while (job := self._waiting.get()) is not None:
-            if self._closed:
-                return
+        while (job := self._take()) is not None:
             try:
                 self.folder.mkdir(parents=True, exist_ok=True)
                 job.failure = self._make(job)
             except OSError as error:
                 job.failure = f"no preview could be written ({error.strerror})"
-            if job.failure:
+            if job.is_dropped:
+                self._forget(job)
+            elif job.failure:
                 _LOG.warning("no preview of %s: %s", shown(job.source.name), job.failure)
             elif not self._closed:
                 job.share = 1.0
                 self._prune(job.target)
+
+    def _take(self) -> Job | None:
+        """Of the jobs that are wanted, the one that was asked for last; None at the end."""
+        while True:
+            with self._lock:
+                self._changed.wait_for(lambda: self._waiting or self._closed)
+                if self._closed:
+                    return None
+                job = self._waiting.pop()
+            if not self._is_over(job):
+                return job
+            self._forget(job)
+
+    def _is_over(self, job: Job) -> bool:
+        job.is_dropped = job.is_dropped or not self.is_wanted(job.source)
+        return job.is_dropped or self._closed
+
+    def _forget(self, job: Job) -> None:
+        with self._lock:
+            if self._jobs.get(job.target) is job:
+                del self._jobs[job.target]
 
     def _make(self, job: Job) -> str:
         """Make one preview; returns why it failed, or nothing."""
@@ -184,13 +230,13 @@ class Previews:
         with self._lock:
             self._child = child
         try:
-            for message in _messages(child, _STALL_SECONDS, lambda: self._closed):
+            for message in _messages(child, _STALL_SECONDS, lambda: self._is_over(job)):
                 if "error" in message:
                     return str(message["error"])
                 if "done" in message:
                     return ""
                 job.share = min(0.999, float(message["share"]))
-            return "" if self._closed else "it could not be converted"
+            return "" if self._closed or job.is_dropped else "it could not be converted"
         finally:
             with self._lock:
                 self._child = None
@@ -213,6 +259,11 @@ class Previews:
                 with contextlib.suppress(OSError):
                     path.unlink()
                     total -= size
+
+
+def is_being_written(facts: os.stat_result) -> bool:
+    """Whether a file changed just now, so that what is made of it would soon be of the past."""
+    return 0 <= time.time() - facts.st_mtime < _WRITING_SECONDS
 
 
 def _look(path: Path) -> Look:

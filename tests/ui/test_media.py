@@ -15,6 +15,7 @@ import pytest
 from starlette.applications import Starlette
 
 from apollo_cli.ui import media as media_module
+from apollo_cli.ui import previews as previews_module
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.previews import Previews
@@ -29,7 +30,7 @@ def place(tmp_path_factory: pytest.TempPathFactory) -> Path:
     inside = tmp_path_factory.mktemp("media") / "videos"
     inside.mkdir()
     for name in ("cfr30.mp4", "hevc10.mp4", "vp8.webm", "photo.jpg", "moov_missing.mp4"):
-        shutil.copy(CASES / name, inside)
+        shutil.copy2(CASES / name, inside)
     shutil.copy(CASES / "cfr30.mp4", inside / 'ü 100%25 #1 & "x"?.mp4')
     shutil.copy(CASES / "cfr30.mp4", inside.parent / "secret.mp4")
     (inside / "id_rsa").write_text("a key")
@@ -293,6 +294,28 @@ def test_a_preview_goes_from_being_made_to_ready_and_is_served(
     reply = request(address, f"/{state.address}", Range="bytes=0-11")
     assert (reply.status, reply.body[4:8]) == (206, b"ftyp")
     assert reply.headers["content-type"] == "video/mp4"
+
+
+def test_a_file_that_is_still_being_written_gets_no_preview_yet(
+    media: MediaLinks, place: Path, monkeypatch: pytest.MonkeyPatch
+):
+    path = place / "recording.mkv"
+    whole = (CASES / "h264_hi10.mkv").read_bytes()
+    monkeypatch.setattr(previews_module, "_WRITING_SECONDS", 60.0)
+    looks: list[Path] = []
+    look = previews_module._look
+    monkeypatch.setattr(previews_module, "_look", lambda path: looks.append(path) or look(path))
+    for size in range(len(whole) - 5, len(whole) + 1):
+        path.write_bytes(whole[:size])
+        state = media.state(path)
+        assert (state.state, state.share) == ("making a preview", 0)
+        assert state.reason == "recording.mkv is still being written"
+    # What it is was looked at once, not for each state of it.
+    assert looks == [path]
+    os.utime(path, (0, time.time() - 61))
+    assert media.state(path).reason == "browsers do not open matroska files"
+    wanted = [job.source for job in media.previews._jobs.values()]
+    assert wanted.count(path) == 1
 
 
 def test_what_cannot_be_shown_says_why(media: MediaLinks, place: Path):

@@ -203,6 +203,55 @@ def test_a_server_that_ends_leaves_no_half_of_a_preview(maker: Previews, tmp_pat
     assert list(maker.folder.iterdir()) == []
 
 
+def long_film(path: Path) -> Path:
+    return make_film(path, size=(640, 360), count=400, codec="mpeg4")
+
+
+def test_the_preview_that_was_asked_for_last_comes_first(maker: Previews, tmp_path: Path):
+    running = maker.job(long_film(tmp_path / "running.mkv"))
+    while running.share == 0:
+        time.sleep(0.02)
+    names = ("mjpeg.avi", "hevc10.mp4", "anim.gif")
+    first, second, third = (maker.job(CASES / name) for name in names)
+    # Opened again, so it is the one that somebody looks for.
+    maker.forget_failure(CASES / "mjpeg.avi")
+    assert maker._waiting == [second, third, first]
+    for job in (first, third, second):
+        assert job.share < 1
+        wait_for(maker, job.source)
+    assert (running.share, running.failure) == (1, "")
+
+
+def test_the_preview_of_a_file_that_nobody_looks_at_any_more_is_stopped(
+    maker: Previews, tmp_path: Path
+):
+    source = long_film(tmp_path / "long.mkv")
+    view = {source, CASES / "hevc10.mp4"}
+    maker.is_wanted = view.__contains__
+    job, unseen = maker.job(source), maker.job(CASES / "mjpeg.avi")
+    while job.share == 0:
+        time.sleep(0.02)
+    view.remove(source)
+    assert wait_for(maker, CASES / "hevc10.mp4").share == 1
+    assert job.share < 1 and unseen.share == 0 and job.failure == unseen.failure == ""
+    assert [path.suffix for path in maker.folder.iterdir()] == [".mp4"]
+    # Whoever comes back to it finds it being made anew.
+    view.add(source)
+    assert maker.job(source) is not job
+    assert wait_for(maker, source).share == 1
+
+
+def test_of_a_file_that_changes_only_the_last_state_gets_a_preview(maker: Previews, tmp_path: Path):
+    source = long_film(tmp_path / "grows.mkv")
+    job = maker.job(source)
+    while job.share == 0:
+        time.sleep(0.02)
+    make_film(source, size=(64, 64), count=10, codec="mpeg4")
+    assert wait_for(maker, source).share == 1
+    assert job.is_dropped and job.share < 1
+    assert list(maker.folder.iterdir()) == [maker.target(source)]
+
+
 def test_the_folder_is_bounded_and_keeps_what_was_used_last(tmp_path: Path):
     maker = Previews(tmp_path / "previews", most_bytes=5000)
     # What somebody else put there is left alone, and stands in nobody's way.
