@@ -105,7 +105,7 @@ def _working(apollo: Apollo, visit: Visit, task: Task) -> Iterator[tuple[Convers
     from apollo_cli.watching import no_progress
 
     def report(stage: str, done: int, total: int) -> None:
-        left = visit.left
+        left = visit.gone_since
         if left is not None and time.monotonic() - left > _WORK_SECONDS:
             task.stopping.set()
         task.advance(stage, done, total)

@@ -115,12 +115,21 @@ class Desk:
             found.used, found.left = time.monotonic(), None
             return found
 
-    def leave(self, session: str) -> None:
-        """Note that a page was closed; its visit may come back under another session."""
-        for visit in list(self.visits.values()):
-            if visit.session == session:
-                visit.left = time.monotonic()
+    def hear(self, session: str, patience: float) -> bool:
+        """Note that a page is there, and for how many seconds it may be silent; 0 closes it.
+
+        Its visit may come back under another session. Returns whether there is one.
+        """
+        now = time.monotonic()
+        found = [v for v in list(self.visits.values()) if session and v.session == session]
+        for visit in found:
+            if not patience:
+                visit.left = now
                 visit.touch()
+            elif visit.left is None:
+                # What a page said before it was closed may come behind that.
+                visit.used, visit.silent_after = now, now + patience
+        return bool(found)
 
     def is_taken(self, key: str, session: str) -> bool:
         """Whether a visit is shown by another page, which is not about to be closed."""
@@ -128,7 +137,7 @@ class Desk:
         if found is None or found.session in ("", session):
             return False
         with found.changed:
-            return not found.changed.wait_for(lambda: found.left is not None, _RELOAD_SECONDS)
+            return not found.changed.wait_for(lambda: found.gone_since is not None, _RELOAD_SECONDS)
 
     def place(self, task: Task) -> int:
         """How many pieces of work come before this one; 0 when it is being done."""
@@ -200,7 +209,7 @@ class Desk:
             visit.forget_what_was_seen()
             self.plan_later(visit)
 
-        task = Task("open")
+        task = Task("open", files=tuple(map(str, paths)))
         task.stage = Stage("open")
         self.submit(visit, task, look)
 
@@ -318,7 +327,7 @@ class Desk:
         idle = [visit for visit in self.visits.values() if visit.task is None]
         idle.sort(key=lambda visit: (visit.worth, visit.used))
         for number, visit in enumerate(idle):
-            gone = visit.left is not None and now - visit.left > _AWAY_SECONDS
+            gone = visit.gone_since is not None and now - visit.gone_since > _AWAY_SECONDS
             crowded = len(self.visits) >= _MOST_VISITS and number == 0
             if gone or crowded or now - visit.used > _IDLE_SECONDS:
                 del self.visits[visit.key]

@@ -45,8 +45,9 @@ _VIEWS: dict[str, Callable[[State], str]] = {
 class Parts:
     """The components that actions read and write."""
 
-    key: gr.State
+    key: gr.Textbox
     browser_key: gr.Textbox
+    page_id: gr.Textbox
     scratch: gr.Textbox
     views: dict[str, gr.HTML]
     path: gr.Textbox
@@ -78,12 +79,9 @@ def wire(page: gr.Blocks, parts: Parts, handlers: Handlers) -> None:
 def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     everything = [*outputs, *parts.settings]
 
-    async def arrive(
-        browser_key: str, had_talk: str, request: gr.Request
-    ) -> AsyncIterator[list[Any]]:
-        session = request.session_hash or ""
+    async def arrive(browser_key: str, had_talk: str, page_id: str) -> AsyncIterator[list[Any]]:
         is_known = browser_key in handlers.desk.visits
-        visit = await run_in_threadpool(handlers.arrive, browser_key or "", session)
+        visit = await run_in_threadpool(handlers.arrive, browser_key or "", page_id or "")
         if had_talk and not is_known:
             visit.notice = _GONE
         rows = _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
@@ -95,18 +93,16 @@ def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list
             await asyncio.sleep(_BEAT_SECONDS)
             yield _still(everything)
 
-    def leave(request: gr.Request) -> None:
-        handlers.desk.leave(request.session_hash or "")
-
-    asked = [parts.browser_key, parts.scratch]
+    # Neither a state of Gradio's nor its unload event: with these a page holds a second line to the
+    # server all the time, of the six that a browser has for all of its tabs (see presence).
+    asked = [parts.browser_key, parts.scratch, parts.page_id]
     page.load(arrive, asked, everything, js="() => apolloPage.arrive()", **_QUIET)
-    page.unload(leave)
 
 
 def _wire_questions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def ask(key: str, question: str, *values: Any) -> Iterator[list[Any]]:
         if not key:
-            # The server was started again, and the page is about to notice.
+            # The page has not arrived yet.
             yield _still([*outputs, parts.question])
             return
         visit = handlers.back(key)
@@ -118,12 +114,20 @@ def _wire_questions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> Non
     asked = [parts.key, parts.question, *parts.settings]
     for trigger in (parts.ask.click, parts.question.submit):
         trigger(ask, asked, [*outputs, parts.question], **_QUIET)
-    parts.stop.click(lambda key: handlers.stop(handlers.back(key)), parts.key, None, **_QUIET)
+
+    def stop(key: str) -> None:
+        if key:
+            handlers.stop(handlers.back(key))
+
+    parts.stop.click(stop, parts.key, None, **_QUIET)
 
 
 def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def act(action: Callable[..., Iterator[State]]) -> Callable[..., Iterator[list[Any]]]:
         def run(key: str, *values: Any) -> Iterator[list[Any]]:
+            if not key:
+                yield _still(outputs)
+                return
             visit = handlers.back(key)
             yield from _fill(visit.key, action(visit, *values))
 
@@ -148,6 +152,9 @@ def _wire_actions(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
 def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     def pick(key: str, chosen: gr.EventData) -> Iterator[list[Any]]:
         listed = handlers.files.browse(str(chosen.pick))
+        if not key:
+            yield _still([*outputs, parts.picker, is_open])
+            return
         visit = handlers.back(key)
         if listed is not None:
             yield [*_still(outputs), in_utf8(show.picker(listed)), True]
@@ -161,7 +168,7 @@ def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
             return "", False
         return in_utf8(show.picker(listed)), True
 
-    is_open = gr.State(False)
+    is_open = gr.Checkbox(visible=False)
     parts.browse.click(browse, is_open, [parts.picker, is_open], **_QUIET)
     parts.picker.click(pick, parts.key, [*outputs, parts.picker, is_open], **_QUIET)
 
@@ -169,8 +176,10 @@ def _wire_picker(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
 def _wire_talks(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
     """Talks are saved and loaded by the browser: no file of theirs lies on the server."""
 
-    def saving(form: str) -> Callable[[str], tuple[str, str, str]]:
-        def save(key: str) -> tuple[str, str, str]:
+    def saving(form: str) -> Callable[[str], tuple[str, str, Any]]:
+        def save(key: str) -> tuple[str, str, Any]:
+            if not key:
+                return "", "", gr.skip()
             visit = handlers.back(key)
             name, text = handlers.save(visit, form)
             return name, in_utf8(text), in_utf8(show.alert(handlers.state(visit)))
@@ -178,9 +187,12 @@ def _wire_talks(parts: Parts, handlers: Handlers, outputs: list[Any]) -> None:
         return save
 
     def load(key: str, text: str) -> Iterator[list[Any]]:
+        if not (key and text):
+            # No file was chosen.
+            yield _still([*outputs, *parts.settings])
+            return
         visit = handlers.back(key)
-        if text:
-            yield from _with_fields(visit, _fill(visit.key, handlers.load(visit, text)))
+        yield from _with_fields(visit, _fill(visit.key, handlers.load(visit, text)))
 
     saved = [gr.Textbox(visible=False), gr.Textbox(visible=False)]
     for form, button in parts.save.items():

@@ -37,7 +37,7 @@ _LOG = logging.getLogger("apollo_cli.ui")
 # What the page needs of Gradio. Left out are its routes for other files, other addresses, logins,
 # monitoring, code, recording and streams.
 _ROUTES = re.compile(
-    r"/(|media|preview|config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)"
+    r"/(|media|preview|presence|config|theme\.css|favicon\.ico|manifest\.json|robots\.txt)"
     r"|/(assets|static|svelte)/[\w./@+~-]+"
     r"|/gradio_api/(info|config|theme\.css|app_id|login_check|startup-events|upload|"
     r"upload_progress|cancel|reset/?|queue/join|queue/data|heartbeat/\w+|run/\w+)"

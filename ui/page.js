@@ -1,7 +1,7 @@
 // Behaviour of the page that needs no server: the player, the strip, files that are dropped, keys.
 (() => {
   "use strict";
-  const STEP_SECONDS = 5, LOOK_MS = 3000;
+  const STEP_SECONDS = 5, LOOK_MS = 3000, PATIENCE_MS = 10000;
 
   const clock = (seconds) => {
     const whole = Math.floor(seconds);
@@ -176,20 +176,37 @@
     sessionStorage.setItem("apollo-had", document.querySelector(".turn, .file") ? window.apolloPage.key() : "");
   });
 
-  // A server that was started again knows nothing of this page, and answers none of its events.
-  let server = "", isAway = false;
+  const random = () => [...crypto.getRandomValues(new Uint8Array(18))]
+    .map((byte) => byte.toString(16).padStart(2, "0")).join("");
+
+  // The page says that it is there. A server that was started again knows nothing of it and answers
+  // none of its events, and a talk that has ended is not in view any more.
+  const pageId = random();
+  const presence = (state) => `presence?page=${pageId}&state=${state}`;
+  let server = "", isAway = false, isLooking = false, isLeaving = false;
   async function lookForServer() {
+    if (isLooking || isLeaving) return;
+    isLooking = true;
     try {
-      const reply = await fetch("gradio_api/app_id", {cache: "no-store"});
-      const name = String((await reply.json()).app_id);
-      if (isAway || (server && name !== server)) location.reload();
-      server = name;
+      const state = document.hidden ? "hidden" : "shown";
+      const hasArrived = document.querySelector("#model .chip") !== null;
+      const signal = AbortSignal.timeout(PATIENCE_MS);
+      const told = await (await fetch(presence(state), {method: "POST", cache: "no-store", signal})).json();
+      if (isAway || (server && told.server !== server) || (hasArrived && !told.known)) location.reload();
+      server = told.server;
     } catch {
       isAway = true;
-      tell("The server does not answer; the page is loaded anew when it does");
+      tell("The server does not answer; the page is loaded anew when it does. " +
+        "A browser keeps six lines to it: where many tabs of it are open, close some");
     }
+    isLooking = false;
   }
   setInterval(lookForServer, LOOK_MS);
+  document.addEventListener("visibilitychange", lookForServer);
+  addEventListener("pagehide", () => {
+    isLeaving = true;
+    navigator.sendBeacon(presence("gone"));
+  });
   lookForServer();
 
   // The talk stays at its end while it grows, unless the reader has scrolled up.
@@ -221,15 +238,13 @@
 
   let isArrived = false;
   addEventListener("pagehide", () => sessionStorage.removeItem("apollo-open"));
-  addEventListener("pageshow", (event) => {
-    if (event.persisted) sessionStorage.setItem("apollo-open", "1");
-  });
+  addEventListener("pageshow", (event) => { if (event.persisted) location.reload(); });
 
   window.apolloPage = {
-    // Which talk this is, and whether there was anything in it.
+    // Which talk this is, whether there was anything in it, and which page shows it.
     arrive() {
       const key = this.key();
-      return [key, sessionStorage.getItem("apollo-had") === key ? "yes" : ""];
+      return [key, sessionStorage.getItem("apollo-had") === key ? "yes" : "", pageId];
     },
     // Names the talk of this tab; it outlives a reload, and another tab has its own.
     key() {
@@ -240,8 +255,7 @@
       sessionStorage.setItem("apollo-open", "1");
       isArrived = true;
       if (!key || isCopy) {
-        const bytes = crypto.getRandomValues(new Uint8Array(18));
-        key = [...bytes].map((byte) => byte.toString(16).padStart(2, "0")).join("");
+        key = random();
         sessionStorage.setItem("apollo-key", key);
       }
       return key;

@@ -61,8 +61,9 @@ def build_page(
 def _lay_out(defaults: UiDefaults) -> Parts:
     views: dict[str, gr.HTML] = {}
     hidden = {
-        "key": gr.State(""),
+        "key": gr.Textbox(visible=False),
         "browser_key": gr.Textbox(visible=False),
+        "page_id": gr.Textbox(visible=False),
         "scratch": gr.Textbox(visible=False),
     }
     with gr.Row(elem_id="top"):

@@ -13,11 +13,12 @@ import sys
 import tempfile
 import threading
 import webbrowser
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+import anyio.to_thread
 import uvicorn
 
 from apollo_cli.errors import UsageError
@@ -29,6 +30,8 @@ from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.limits import Limits
 
 if TYPE_CHECKING:
+    from starlette.routing import Route
+
     from apollo_cli.engine import Apollo
     from apollo_cli.ui.desk import Desk
     from apollo_cli.watching import Progress
@@ -37,6 +40,7 @@ _LOG = logging.getLogger("apollo_cli.ui")
 _FIRST_PORT, _PORTS = 7860, 100
 _QUESTION_BYTES = 2048
 _GOODBYE_SECONDS = 1
+_MOST_THREADS = 500
 
 
 @dataclass(frozen=True)
@@ -63,6 +67,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
         os.environ["GRADIO_TEMP_DIR"] = str(uploads)
         from apollo_cli.ui.desk import Desk
         from apollo_cli.ui.page import build_page, page_looks
+        from apollo_cli.ui.presence import Presence
 
         files = AllowedFolders(options.allow, options.files, uploads)
         media = MediaLinks(files)
@@ -84,19 +89,23 @@ def open_site(options: UiOptions) -> Iterator[Site]:
             max_upload_bytes=options.max_upload_bytes,
         )
         blocks = build_page(desk, files, media, defaults)
-        yield Site(build_app(blocks, media, options, **page_looks()), desk, files, media)
+        routes = [*media.routes(), *Presence(desk).routes()]
+        yield Site(build_app(blocks, routes, files, options, **page_looks()), desk, files, media)
 
 
-def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -> App:
+def build_app(
+    blocks: Any, routes: Sequence[Route], files: AllowedFolders, options: UiOptions, **look: Any
+) -> App:
     """Gradio's page beside our routes, and the gate in front of both.
 
     Args:
-        blocks: a ``gradio.Blocks``. look: more of ``gradio.mount_gradio_app``: theme, css and such.
+        blocks: a ``gradio.Blocks``. files: what may be opened.
+        look: more of ``gradio.mount_gradio_app``: theme, css and such.
     """
     import gradio
     from fastapi import FastAPI
 
-    web = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*media.routes()])
+    web = FastAPI(openapi_url=None, docs_url=None, redoc_url=None, routes=[*routes])
     settings: dict[str, Any] = {
         **look,
         "footer_links": [],
@@ -109,7 +118,7 @@ def build_app(blocks: Any, media: MediaLinks, options: UiOptions, **look: Any) -
         "mcp_server": False,
     }
     web = gradio.mount_gradio_app(web, blocks, path="/", **settings)
-    return Gate(web, Rules(options.host, options.auth, media.files, options.max_upload_bytes))
+    return Gate(web, Rules(options.host, options.auth, files, options.max_upload_bytes))
 
 
 def serve(options: UiOptions, say: Callable[[str], None]) -> None:
@@ -153,6 +162,8 @@ class Server(uvicorn.Server):
 
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         """Accept requests, then tell so."""
+        # Whoever waits for news of a visit holds a thread, and files are read in others.
+        anyio.to_thread.current_default_thread_limiter().total_tokens = _MOST_THREADS
         await super().startup(sockets=sockets)
         self._begin()
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 import sys
 import threading
 import time
@@ -146,9 +147,11 @@ class Visit:
         cost: of the next question; None until it is known. cost_error: why there is none.
         plans_to_come: how many times the cost is still to be worked out; the last one counts.
         task: what is being done. error: what went wrong last. notice: a word that is no error.
+        is_lost: it stands for one that has ended, and its page does not know yet.
         uploads: files to be deleted with the visit.
         session: of the page that shows it now. used: when it was last heard of.
-        left: when its tab was closed, None while it is open.
+        left: when its tab was closed, None while it is open. silent_after: when it would have been
+            heard of again, if it were open.
         changed: wakes those that follow. follower: number of the one that follows now.
         revision: rises when something other than the running task changes.
         strips: what is drawn under the player, and the revision that it belongs to.
@@ -172,10 +175,12 @@ class Visit:
     task: Task | None = None
     error: str = ""
     notice: str = ""
+    is_lost: bool = False
     uploads: set[Path] = field(default_factory=set)
     session: str = ""
     used: float = field(default_factory=time.monotonic)
     left: float | None = None
+    silent_after: float = math.inf
     changed: threading.Condition = field(default_factory=threading.Condition)
     follower: int = 0
     revision: int = 0
@@ -198,7 +203,28 @@ class Visit:
         """How much would be lost with it: 0 nothing, 1 what a closed page left, 2 an open talk."""
         if not (self.infos or self.told or self.turns or self.uploads):
             return 0
-        return 1 if self.left is not None else 2
+        return 1 if self.gone_since is not None else 2
+
+    @property
+    def gone_since(self) -> float | None:
+        """When its page was closed, or was not heard of any more; None while it is open."""
+        if self.left is None and time.monotonic() > self.silent_after:
+            return self.silent_after
+        return self.left
+
+    def is_doing(self, kind: TaskKind, *what: str) -> bool:
+        """Whether this is being done already, as after a double click.
+
+        Args:
+            what: the files that are opened, or the question; empty is any.
+        """
+        task = self.task
+        return (
+            task is not None
+            and task.kind == kind
+            and not task.stopping.is_set()
+            and {*what} <= {"", task.question, *task.files}
+        )
 
     @property
     def can_check(self) -> bool:

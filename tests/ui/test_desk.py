@@ -290,10 +290,10 @@ def test_a_visit_is_dropped_with_its_uploads_some_time_after_its_tab_was_closed(
         path.parent.mkdir()
         path.write_bytes(b"")
     visit.uploads, other.uploads = {shared, own}, {shared}
-    desk.leave("another page")
-    desk.leave("a page")
+    desk.hear("another page", 0)
+    desk.hear("a page", 0)
     assert desk.visit(visit.key, visit.sampling, visit.reading, visit.generation) is visit
-    desk.leave("a page")
+    desk.hear("a page", 0)
     monkeypatch.setattr(desk_module, "_AWAY_SECONDS", -1.0)
     assert new_visit(desk) is not visit
     assert visit.key not in desk.visits
@@ -308,7 +308,7 @@ def test_work_for_a_tab_that_was_closed_ends(
     monkeypatch.setattr(answering, "_WORK_SECONDS", -1.0)
     visit = visitor(desk, videos[0])
     visit.session = "a page"
-    desk.leave("a page")
+    desk.hear("a page", 0)
     desk.ask(visit, QUESTIONS[0])
     assert at_rest(visit).notice == "stopped"
 
@@ -323,7 +323,7 @@ def test_too_many_visits_drop_those_with_nothing_first_and_open_talks_last(
         closed.told.append(Told("one?", "one"))
         upload.uploads.add(tmp_path / "own.mp4")
         closed.session = "a page"
-        small.leave("a page")
+        small.hear("a page", 0)
         newest = [new_visit(small) for _ in range(10)][-1]
         assert list(small.visits.values()) == [talk, closed, upload, newest]
         newest.told.append(Told("one?", "one"))

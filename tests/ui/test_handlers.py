@@ -2,10 +2,15 @@
 
 from __future__ import annotations
 
+import json
+import logging
 import shutil
+import threading
 import time
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -15,11 +20,11 @@ from apollo_cli.config import ReadingOptions, SamplingOptions
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui import previews, show
 from apollo_cli.ui.files import AllowedFolders
-from apollo_cli.ui.handlers import Handlers
+from apollo_cli.ui.handlers import GONE, Handlers, State
 from apollo_cli.ui.options import UiDefaults
 from apollo_cli.ui.settings import Settings, read_settings, settings_of
 from apollo_cli.ui.visit import Stage, Told, Visit
-from tests.ui.made import HOSTILE, KEY, PHOTO, PLAIN, SHORT, last
+from tests.ui.made import HOSTILE, KEY, PHOTO, PLAIN, SHORT, at_rest, last
 
 
 def test_a_file_is_opened_by_path_and_its_plan_and_strip_follow(handlers: Handlers, visit: Visit):
@@ -32,6 +37,41 @@ def test_a_file_is_opened_by_path_and_its_plan_and_strip_follow(handlers: Handle
     assert not shown.strip.is_seen
     assert "every moment seen" in state.cost[0]
     assert state.is_settled
+
+
+@pytest.mark.parametrize("name", ["../outside.mp4", "/etc/passwd\n" + "x" * 5000])
+def test_a_path_that_is_refused_is_one_short_line_in_the_log(
+    handlers: Handlers, visit: Visit, name: str, caplog: pytest.LogCaptureFixture
+):
+    with caplog.at_level(logging.WARNING, logger="apollo_cli.ui"):
+        last(handlers.open(visit, name))
+        handlers.files.browse(name)
+        last(handlers.open(visit, "missing.mp4"))
+    lines = [row.getMessage() for row in caplog.records if row.name == "apollo_cli.ui"]
+    assert len(lines) == 2
+    for line in lines:
+        assert (
+            line.startswith("refused: a visitor of the page: ")
+            and name.split("\n", maxsplit=1)[0] in line
+        )
+        assert "\n" not in line and len(line) < 400
+
+
+def test_an_upload_is_named_without_the_place_where_it_lies(
+    handlers: Handlers, visit: Visit, folder: Path
+):
+    upload = folder.parent / "uploads" / "1f2e" / "u.mp4"
+    upload.parent.mkdir(parents=True)
+    upload.write_text("no video")
+    state = last(handlers.open(visit, str(upload), is_upload=True))
+    assert state.error.startswith("u.mp4 ") and "1f2e" not in state.error
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "one?"))
+    saved = json.loads(handlers.save(visit, "json")[1])
+    for place in (str(upload.with_name("v.mp4")), "/tmp/apollo-ui-x1_y/files/1f2e/v.mp4"):
+        saved["files"] = [place]
+        assert last(handlers.load(visit, json.dumps(saved))).error.startswith("v.mp4 may not be")
+    upload.unlink()
 
 
 @pytest.mark.parametrize("name", ["../outside.mp4", "/etc/passwd", "missing.mp4", "", "more"])
@@ -66,9 +106,11 @@ def test_a_file_is_added_to_those_in_view_and_they_share_one_question(
     assert "clips in all" in state.cost[0]
     state = last(handlers.ask(visit, "What is shown?"))
     assert state.told[-1].is_kept
-    for _ in range(6):
-        last(handlers.open(visit, "photo.jpg", add=True))
-    assert "eight files" in last(handlers.open(visit, "photo.jpg", add=True)).error
+    for number in range(7):
+        copy = Path(shutil.copy(PHOTO, handlers.files.folders[0] / "more" / f"{number}.jpg"))
+        state = last(handlers.open(visit, str(copy), add=True))
+        copy.unlink()
+    assert (len(state.files), "eight files" in state.error) == (8, True)
 
 
 def test_an_answer_is_streamed_and_kept_with_what_was_seen(handlers: Handlers, visit: Visit):
@@ -87,6 +129,39 @@ def test_an_answer_is_streamed_and_kept_with_what_was_seen(handlers: Handlers, v
 
 def test_text_alone_is_answered_without_a_file(handlers: Handlers, visit: Visit):
     assert last(handlers.ask(visit, "What is shown?")).told[-1].is_kept
+
+
+def test_a_file_that_is_in_view_is_not_added_again(handlers: Handlers, visit: Visit):
+    last(handlers.open(visit, "video0.mp4"))
+    state = last(handlers.open(visit, "video0.mp4", add=True))
+    assert (len(state.files), state.error) == (1, "")
+    assert state.notice == "video0.mp4 is in view already"
+
+
+def test_what_is_pressed_twice_is_done_once_and_leaves_no_error(handlers: Handlers, visit: Visit):
+    def twice(first: Iterator[State], *again: Callable[[], Iterator[State]]) -> State:
+        done = threading.Event()
+        for pool in (handlers.desk._worker, handlers.desk._looker):
+            pool.submit(done.wait, 30)
+        next(first)
+        states = [next(press()) for press in again]
+        assert {(state.error, state.task is None) for state in states} == {("", False)}
+        done.set()
+        at_rest(visit)
+        return last(handlers.follow(visit))
+
+    opening = partial(handlers.open, visit, "video0.mp4")
+    assert twice(opening(), opening).opened == 1
+    asking = partial(handlers.ask, visit)
+    state = twice(asking("one?"), partial(asking, " one? "), partial(asking, ""))
+    assert [(turn.question, turn.is_kept) for turn in state.told] == [("one?", True)]
+    assert state.error == ""
+    checking = partial(handlers.blind, visit)
+    assert twice(checking(), checking).told[-1].check
+    first = asking("two?")
+    next(first)
+    assert "press Stop" in next(asking("three?")).error
+    at_rest(visit)
 
 
 def test_an_empty_question_is_an_error_and_changes_nothing(handlers: Handlers, visit: Visit):
@@ -167,6 +242,23 @@ def test_a_setting_out_of_range_is_told_in_the_words_of_the_command_line(
     assert state.cost == before.cost
 
 
+def test_a_very_long_value_is_cut_where_it_is_shown_and_the_remedy_stays(
+    handlers: Handlers, visit: Visit
+):
+    state = last(handlers.change(visit, replace(PLAIN, clips="9" * 5000)))
+    html = show.alert(state)
+    assert len(html) < 1000 and html.startswith('<p class="alert" role="alert">Most clips: ')
+    assert "leave it empty" in html
+
+
+def test_the_plan_waits_for_a_model_only_while_it_loads(handlers: Handlers, visit: Visit):
+    state = replace(last(handlers.open(visit, "video0.mp4")), cost=())
+    assert "when the model is loaded" not in show.plan_line(state)
+    assert "when the model is loaded" in show.plan_line(replace(state, model=""))
+    failed = show.plan_line(replace(state, model="", model_error="it is broken"))
+    assert "no plan without a model" in failed
+
+
 def test_a_window_behind_the_end_is_told_where_the_plan_stands(handlers: Handlers, visit: Visit):
     last(handlers.open(visit, "video0.mp4"))
     state = last(handlers.change(visit, replace(PLAIN, start="99:00")))
@@ -179,7 +271,7 @@ def test_a_reload_finds_the_talk_again_and_another_tab_has_its_own(
 ):
     last(handlers.open(visit, "video0.mp4"))
     last(handlers.ask(visit, "What is shown?"))
-    handlers.desk.leave("page")
+    handlers.desk.hear("page", 0)
     assert handlers.arrive(KEY, "the page, reloaded") is visit
     other = handlers.arrive("x" * 36, "another page")
     assert handlers.state(other).told == ()
@@ -207,8 +299,35 @@ def test_a_reload_that_is_told_before_its_old_page_is_gone_waits_for_it(
     with ThreadPoolExecutor(1) as pool:
         arriving = pool.submit(handlers.arrive, KEY, "the page, reloaded")
         time.sleep(0.05)
-        handlers.desk.leave("page")
+        handlers.desk.hear("page", 0)
         assert arriving.result() is visit
+
+
+@pytest.mark.parametrize("what", ["ask", "open", "save", "new"])
+def test_a_page_whose_talk_has_ended_is_told_before_anything_is_done(
+    handlers: Handlers, visit: Visit, what: str
+):
+    last(handlers.open(visit, "video0.mp4"))
+    last(handlers.ask(visit, "one?"))
+    del handlers.desk.visits[KEY]
+    if what == "save":
+        handlers.save(handlers.back(KEY), "md")
+    else:
+        # A press of Stop may come first.
+        handlers.stop(handlers.back(KEY))
+        back = handlers.back(KEY)
+        last(
+            {
+                "ask": lambda: handlers.ask(back, "two?"),
+                "open": lambda: handlers.open(back, "video0.mp4"),
+                "new": lambda: handlers.begin_anew(back),
+            }[what]()
+        )
+    state = handlers.state(handlers.back(KEY))
+    assert state.error == GONE
+    assert (state.told, state.files, state.task) == ((), (), None)
+    assert last(handlers.open(handlers.back(KEY), "video0.mp4")).error == ""
+    assert last(handlers.ask(handlers.back(KEY), "two?")).told[-1].is_kept
 
 
 def test_who_follows_last_is_the_one_that_is_told(handlers: Handlers, visit: Visit):
@@ -223,7 +342,7 @@ def test_files_named_at_the_start_are_open_when_a_visitor_arrives(handlers: Hand
     handlers.defaults = UiDefaults(files=(folder / "video1.mp4",))
     visit = handlers.arrive("s" * 36, "page")
     assert last(handlers.follow(visit)).files[0].name == "video1.mp4"
-    handlers.desk.leave("page")
+    handlers.desk.hear("page", 0)
     again = handlers.arrive("s" * 36, "page, reloaded")
     assert again is visit
     assert handlers.state(again).task is None

@@ -62,7 +62,7 @@ class Served:
                 yield from (text[:end] for end in range(1, len(text) + 1))
 
             said.submit(spell, said, told)
-        self.app = build_app(blocks, self.media, options)
+        self.app = build_app(blocks, self.media.routes(), files, options)
 
 
 @pytest.fixture(scope="module")
