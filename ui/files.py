@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import itertools
+import logging
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.video.opening import shown
+
+_LOG = logging.getLogger("apollo_cli.ui")
 
 # A picker shows what is likely to open; any other file can be typed.
 _LISTED = (
@@ -18,6 +22,9 @@ _LISTED = (
 )
 LISTED_SUFFIXES = frozenset(f".{name}" for name in _LISTED.split(","))
 _MOST_SCANNED = 20_000
+
+# How the folders of uploads are called.
+UPLOADS = "apollo-ui-"
 
 
 def in_utf8(text: str) -> str:
@@ -30,6 +37,12 @@ def in_utf8(text: str) -> str:
 
 class UiForbidden(UsageError):
     """A file that the page may not open."""
+
+
+def note_refusal(error: ApolloError) -> None:
+    """A line on stderr, where a visitor named a file that may not be opened."""
+    if isinstance(error, UiForbidden):
+        _LOG.warning("refused: a visitor of the page: %s", error.message[:300])
 
 
 @dataclass(frozen=True)
@@ -119,6 +132,11 @@ class AllowedFolders:
         if Path(os.path.realpath(path)) != path or not (self.covers(path) or self.is_upload(path)):
             raise UiForbidden(f"{shown(path)} has become a link", next_step="open the file again")
 
+    def shorten(self, text: str) -> str:
+        """A sentence that names uploads, those of another run too, without where they lie."""
+        own = "" if self.uploads is None else f"{re.escape(str(self.uploads))}|"
+        return re.sub(rf"(?:{own}[^\s'\";]*/{UPLOADS}[^\s/]+)(?:/[^/\s]+)*/", "", text)
+
     def covers(self, path: Path) -> bool:
         """Whether a path without links lies inside; uploads do not."""
         if self.is_upload(path):
@@ -167,6 +185,7 @@ class AllowedFolders:
                 return None
             found, is_cut = self.list_media(str(place))
         except ApolloError as error:
+            note_refusal(error)
             return Listing([], "", error.message)
         first, *others = self.folders
         above = str(place.parent) if self.covers(place.parent) else ""

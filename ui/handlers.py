@@ -5,20 +5,25 @@ from __future__ import annotations
 import json
 import re
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apollo_cli.config import check_question
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.ui.desk import Desk
-from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.files import AllowedFolders, note_refusal
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import MOST_FILES, MediaState, UiDefaults
 from apollo_cli.ui.settings import Settings, read_settings, settings_of
 from apollo_cli.ui.strips import strips_of
 from apollo_cli.ui.timeline import Strip
 from apollo_cli.ui.visit import Stage, TaskKind, Told, Visit
+
+GONE = (
+    "the talk of before is not here any more: the server was started again, or the talk had ended; "
+    "open the video once more"
+)
 
 # How long the page may stand still while something happens, in seconds.
 _TICK_SECONDS = 0.3
@@ -52,9 +57,9 @@ class State:
         files: in view. chosen: which of them is shown. opened: how often they changed.
         cost: of the next question, in short phrases. cost_error: why there is none.
         is_planning: another cost is being worked out.
-        told: all turns so far. can_check: whether the last answer is about what is in view.
-        task: what is being done; empty when nothing is.
-        question, text: of the answer that is being written. stage: of the work.
+        told: all turns. can_check: whether the last answer is about what is in view.
+        task: what is being done, if anything. stage: of it.
+        question, text: of the answer that is being written.
         place: how many other visitors come first. error, notice: what to tell the visitor.
     """
 
@@ -126,9 +131,11 @@ class Handlers:
         return visit
 
     def back(self, key: str) -> Visit:
-        """The visit of a key that ``arrive`` gave."""
-        known = self.defaults
-        return self.desk.visit(key, known.sampling, known.reading, known.generation)
+        """The visit of a key that ``arrive`` gave; an empty one where that has ended since."""
+        known, before = self.defaults, self.desk.visits.get(key)
+        visit = self.desk.visit(key, known.sampling, known.reading, known.generation)
+        visit.is_lost = visit.is_lost or visit is not before
+        return visit
 
     def follow(self, visit: Visit) -> Iterator[State]:
         """The state now, and again whenever it changes, until nothing is left to happen.
@@ -162,6 +169,11 @@ class Handlers:
                     f"{path.name} is a memory of a video, without pictures to show",
                     next_step="open the video itself: what was seen of it is found again",
                 )
+            if visit.is_doing("open", str(path)):
+                return
+            if add and str(path) in visit.files:
+                visit.notice = f"{path.name} is in view already"
+                return
             if add and len(visit.infos) >= MOST_FILES:
                 raise UsageError("more than eight files", next_step="open one without the others")
             self.desk.open(visit, [path], add=add)
@@ -181,6 +193,8 @@ class Handlers:
         """
 
         def begin() -> None:
+            if visit.is_doing("ask", question.strip()):
+                return
             self.desk.check_free(visit)
             if settings is not None:
                 self._apply(visit, settings)
@@ -190,7 +204,10 @@ class Handlers:
 
     def blind(self, visit: Visit) -> Iterator[State]:
         """Ask the last question again without the video."""
-        yield from self._attempt(visit, lambda: self.desk.check_blind(visit))
+
+        yield from self._attempt(
+            visit, lambda: None if visit.is_doing("blind") else self.desk.check_blind(visit)
+        )
 
     def stop(self, visit: Visit) -> None:
         """Stop what is being done; those that follow see it end."""
@@ -201,7 +218,7 @@ class Handlers:
         self.desk.stop(visit)
         visit.task = None
         visit.turns, visit.told, visit.answers = [], [], []
-        visit.error = visit.notice = ""
+        visit.error, visit.notice = _say_gone(visit), ""
         visit.revise()
         yield from self.follow(visit)
 
@@ -212,7 +229,7 @@ class Handlers:
         """
         visit.error = visit.notice = ""
         if not visit.turns or self.desk.apollo is None:
-            visit.error = "there is nothing to save yet; ask a question first"
+            visit.error = _say_gone(visit) or "there is nothing to save yet; ask a question first"
             visit.revise()
             return "", ""
         talk = visit.talk(self.desk.apollo)
@@ -249,7 +266,7 @@ class Handlers:
 
     def state(self, visit: Visit) -> State:
         """All that the page shows now."""
-        desk, task = self.desk, visit.task
+        desk, task, shorten = self.desk, visit.task, self.files.shorten
         apollo = desk.apollo
         model = ""
         if apollo is not None:
@@ -269,16 +286,19 @@ class Handlers:
             chosen=visit.chosen,
             opened=visit.opened,
             cost=tuple(visit.cost.describe()) if visit.cost else (),
-            cost_error=visit.cost_error,
+            cost_error=shorten(visit.cost_error),
             is_planning=visit.plans_to_come > 0,
-            told=tuple(visit.told),
+            told=tuple(
+                replace(turn, reason=shorten(turn.reason)) if turn.reason else turn
+                for turn in visit.told
+            ),
             can_check=visit.can_check,
             task=task.kind if task else None,
             question=task.question if task else "",
             text=task.text if task else "",
             stage=task.stage if task else None,
             place=desk.place(task) if task else 0,
-            error=visit.error,
+            error=shorten(visit.error),
             notice=visit.notice,
         )
 
@@ -314,9 +334,17 @@ class Handlers:
 
     def _attempt(self, visit: Visit, begin: Callable[[], None]) -> Iterator[State]:
         """Begin something and follow it; what stands against it is told, and the visit goes on."""
-        visit.error = visit.notice = ""
+        visit.error, visit.notice = _say_gone(visit), ""
         try:
-            begin()
+            if not visit.error:
+                begin()
         except ApolloError as error:
             visit.error = error.message
+            note_refusal(error)
         yield from self.follow(visit)
+
+
+def _say_gone(visit: Visit) -> str:
+    """What to say before anything is done for a page whose talk has ended without its knowing."""
+    is_lost, visit.is_lost = visit.is_lost, False
+    return GONE if is_lost else ""

@@ -13,12 +13,19 @@ from apollo_cli.ui.timeline import Mark, draw
 from apollo_cli.ui.visit import Stage, Told
 
 STAGES = {"open": "Open", "decode": "Decode", "encode": "Encode", "read": "Read", "write": "Write"}
+_MOST_SAID = 1000
 _EXAMPLES = ("What happens in this video?", "What is shown first?", "What happens at the end?")
 
 
 def text(value: str) -> str:
     """Text that stays text, in an element or between quotes."""
     return escape(value, quote=True)
+
+
+def _brief(said: str) -> str:
+    """A sentence, of which a very long value that was typed leaves out the middle."""
+    middle = " \u2026 "
+    return said if len(said) <= _MOST_SAID else f"{said[:300]}{middle}{said[-300:]}"
 
 
 def model_line(state: State) -> str:
@@ -95,9 +102,10 @@ def plan_line(state: State) -> str:
     if not state.files:
         return ""
     if state.cost_error:
-        return f'<p class="plan bad" role="alert">{text(state.cost_error)}</p>'
+        return f'<p class="plan bad" role="alert">{text(_brief(state.cost_error))}</p>'
     name = f"<b>{text(state.files[0].name)}</b>" if len(state.files) == 1 else ""
-    phrases = state.cost or ("the plan follows when the model is loaded",)
+    waits = "the plan follows" + ("" if state.model else " when the model is loaded")
+    phrases = state.cost or ("no plan without a model" if state.model_error else waits,)
     parts = "".join(f"<span>{text(phrase)}</span>" for phrase in phrases)
     parts = f"<span>{name}</span>{parts}" if name else parts
     return f'<p class="plan" title="What the next question looks at, and what it costs">{parts}</p>'
@@ -251,7 +259,7 @@ def alert(state: State) -> str:
     """What went wrong, in the words of the command line."""
     problem = state.error or state.model_error
     if problem:
-        return f'<p class="alert" role="alert">{text(problem)}</p>'
+        return f'<p class="alert" role="alert">{text(_brief(problem))}</p>'
     return f'<p class="notice" role="status">{text(state.notice)}</p>' if state.notice else ""
 
 
