@@ -3,13 +3,13 @@
 from __future__ import annotations
 
 import shlex
-from collections.abc import Collection, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
 from apollo_cli.errors import DeviceError, WeightsError
 from apollo_cli.finetune.data.dataset import Dataset, load_dataset
-from apollo_cli.finetune.data.facts import FACTS_NAME, FileFacts
+from apollo_cli.finetune.data.facts import FileFacts, facts_file
 from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
 from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
@@ -43,7 +43,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     """Find out what a run would learn from, what it would take, and all that is wrong.
 
     Nothing is decoded, loaded or fetched; of each file its packets are looked at. What is found
-    out about files is kept in the folder of the result, for the next check and for the run.
+    out about files is kept among our own, for the next check and for the run.
 
     Args:
         recipe: that was loaded. on_progress: called with ``check`` and ``measure``, amount done,
@@ -52,7 +52,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     dataset = load_dataset(recipe)
     samples = [*dataset.samples, *dataset.held_out]
     files = probe_files(
-        samples, cache=recipe.output / FACTS_NAME, readers=recipe.readers, on_progress=on_progress
+        samples, cache=facts_file(recipe.output), readers=recipe.readers, on_progress=on_progress
     )
     hardware, machine = _look_at_machine(recipe)
     try:
@@ -69,7 +69,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     }
     dataset = dataset.settle(measured)
     faults = [*dataset.faults, *found, *machine]
-    dataset = _without_broken(dataset, measured)
+    dataset = dataset.without_broken(measured)
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "no sample can be trained on"))
     faults += _text_share(recipe, dataset)
@@ -138,18 +138,6 @@ def _find_model(recipe: Recipe) -> _Model:
     found = assumed_planner(source.entry, recipe.template)
     note = f"{source.name} is not on this machine, so tokens are estimates"
     return _Model(found.planner, False, (note, *found.assumed))
-
-
-def _without_broken(dataset: Dataset, good: Collection[str]) -> Dataset:
-    sources = (
-        replace(source, samples=tuple(s for s in source.samples if s.name in good))
-        for source in dataset.sources
-    )
-    return replace(
-        dataset,
-        sources=tuple(source for source in sources if source.samples),
-        held_out=tuple(sample for sample in dataset.held_out if sample.name in good),
-    )
 
 
 def _report(recipe: Recipe, dataset: Dataset, faults: Sequence[Fault]) -> CheckReport:

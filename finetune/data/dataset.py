@@ -100,6 +100,19 @@ class Dataset:
         ]
         return Dataset(_weighed(sources), held_out, (*self.faults, *faults))
 
+    def without_broken(self, good: Container[str]) -> Dataset:
+        """The same data as far as it can be learned from; what has no share counts by that.
+
+        Args:
+            good: names of the samples that can be learned from.
+        """
+        sources = [
+            replace(source, samples=tuple(s for s in source.samples if s.name in good))
+            for source in self.sources
+        ]
+        held_out = tuple(sample for sample in self.held_out if sample.name in good)
+        return Dataset(_weighed([s for s in sources if s.samples]), held_out, self.faults)
+
     def check_runnable(self) -> None:
         """Refuse data with a fault that costs the run; one that costs a sample is no obstacle.
 

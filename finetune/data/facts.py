@@ -1,9 +1,11 @@
-"""What is known of media files, kept beside the result, so that a second look is quick."""
+"""What is known of media files, kept among our own, so that a second look is quick."""
 
 from __future__ import annotations
 
+import hashlib
 import json
 import math
+import os
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -14,9 +16,7 @@ import numpy as np
 from apollo_cli._version import __version__
 from apollo_cli.atomic import write_whole
 from apollo_cli.video.info import VideoInfo
-
-# Name of the facts in the folder of a result.
-FACTS_NAME = "files.json"
+from apollo_cli.weights.files import apollo_home
 
 _LARGEST_CACHE = 512 * 2**20
 
@@ -115,6 +115,12 @@ class FactsCache:
         with suppress(OSError):
             self.path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(self.path, json.dumps({"version": __version__, "files": self._rows}))
+
+
+def facts_file(output: Path) -> Path:
+    """Where facts are kept of the files that a result learns from."""
+    name = hashlib.sha256(os.fsencode(output)).hexdigest()[:20]
+    return apollo_home() / "facts" / f"{name}.json"
 
 
 def _stamp(path: Path) -> list[int]:

@@ -7,7 +7,7 @@ import shlex
 import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack
-from dataclasses import asdict, astuple, dataclass, field
+from dataclasses import asdict, astuple, dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -18,12 +18,8 @@ from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import save_result
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.training.checkpoints import (
-    Saved,
-    find_newest,
-    list_changes,
-    remove_checkpoints,
-)
+from apollo_cli.finetune.training.checkpoints import Saved, find_newest
+from apollo_cli.finetune.training.earlier import CHECKPOINTS_NAME, RUN_NAME, forget, is_done
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.feed import Feed, SlotOrder
 from apollo_cli.finetune.training.optimiser import Optimiser
@@ -53,13 +49,10 @@ from apollo_cli.finetune.training.stopping import Interrupts
 from apollo_cli.finetune.training.validation import Score, validate
 from apollo_cli.finetune.words import count
 from apollo_cli.watching import Progress, no_progress
-from apollo_cli.weights.adapter import MANIFEST
-from apollo_cli.weights.files import read_json
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-RUN_NAME, CHECKPOINTS_NAME = "run.json", "checkpoints"
 _BATCHES_AHEAD = 3
 
 Say = Callable[[str], None]
@@ -97,21 +90,25 @@ def run_recipe(
     data.check_runnable()
     with claim(recipe.output, team):
         if fresh and team.is_main_process:
-            _forget(recipe.output)
+            forget(recipe.output)
         team.wait_for_everyone()
         found = survey(recipe, data, team, on_progress)
         identity = identify_run(recipe, found.data)
         saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
-        if _check_same(recipe.output, identity, saved):
+        if is_done(recipe.output, identity, saved, tell):
             tell(f"this run is done: {recipe.output} holds its result; --fresh trains it again")
             return recipe.output
         if saved is not None and saved.facts.get("stamp") != found.stamp:
             written = f"videos or images were written anew since step {saved.step}"
             tell(f"{written}; they are learned from as they are now")
-        quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say)
+        quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say, prune=team.is_main_process)
         prepared = prepare(
             recipe, found, team, quarantine, device=device, say=tell, on_progress=on_progress
         )
+        if saved is not None:
+            # However many samples can be read by now.
+            steps = int(saved.facts.get("steps", prepared.steps))
+            prepared = replace(prepared, steps=steps)
         _run(
             prepared,
             team,
@@ -175,7 +172,7 @@ def _run(
             order,
             optimiser,
             interrupts=stack.enter_context(Interrupts(say, has_launcher=team.num_processes > 1)),
-            known_by={"identity": identity, "stamp": stamp},
+            known_by={"identity": identity, "stamp": stamp, "steps": steps},
             log=log,
             say=say,
             last=last,
@@ -261,42 +258,6 @@ def _finish(
     say(f"the result is in {place}, the loss as a picture in {place}/{CURVE_NAME}")
     say(f'ask it:    apollo ask VIDEO "QUESTION" --model {model} --adapter {place}')
     say(f"merge it:  apollo finetune merge {place} -o FOLDER")
-
-
-def _check_same(output: Path, identity: dict[str, Any], saved: Saved | None) -> bool:
-    """Whether the run is done; refuses to go on with a run of another recipe or other data.
-
-    Raises:
-        DataError: names all that has changed.
-    """
-    done = _read_done(output)
-    known = saved.facts.get("identity") if saved else done
-    if known is None:
-        return False
-    changes = list_changes(known, identity)
-    if changes:
-        raise DataError(
-            f"{output} holds a run that was made otherwise",
-            "a run is gone on with as it was begun",
-            "change it back, choose another output, or start anew with --fresh",
-            faults=changes,
-        )
-    return done is not None and not list_changes(done, identity) and (output / MANIFEST).is_file()
-
-
-def _read_done(output: Path) -> dict[str, Any] | None:
-    """What the finished run in a folder is known by; None without one."""
-    if not (output / RUN_NAME).is_file():
-        return None
-    found = read_json(output / RUN_NAME).get("run")
-    return found if isinstance(found, dict) else None
-
-
-def _forget(output: Path) -> None:
-    """Delete what a run is gone on from. Its result stays until the new one is there."""
-    remove_checkpoints(output / CHECKPOINTS_NAME)
-    for name in (RUN_NAME, QUARANTINE_NAME, LOG_NAME):
-        (output / name).unlink(missing_ok=True)
 
 
 def _write_json(path: Path, values: dict[str, Any]) -> None:

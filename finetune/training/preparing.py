@@ -17,7 +17,7 @@ from filelock import FileLock, Timeout
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepare_network
 from apollo_cli.finetune.data.dataset import Dataset, label_files
-from apollo_cli.finetune.data.facts import FACTS_NAME
+from apollo_cli.finetune.data.facts import facts_file
 from apollo_cli.finetune.data.faults import Fault, count_lost
 from apollo_cli.finetune.data.mixture import Mixture
 from apollo_cli.finetune.data.sample import Sample
@@ -26,11 +26,12 @@ from apollo_cli.finetune.needs import choose_hardware
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.features import FeatureStore
-from apollo_cli.finetune.training.quarantine import Quarantine
+from apollo_cli.finetune.training.quarantine import Quarantine, stamp_of
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.planning import Planner, load_planner
+from apollo_cli.video.opening import shown
 from apollo_cli.watching import Progress
 from apollo_cli.weights.adapter import base_identity, resolve_chain
 from apollo_cli.weights.checkpoint import read_checkpoint
@@ -78,7 +79,7 @@ class Prepared:
     Attributes:
         recipe: of the run. base: the loaded model. trained: what of it is trained.
         trainee: computes the loss. planner: of the model.
-        mixture: of the samples to train on. samples: all of these.
+        mixture: of the samples to train on. samples: these, and those that cannot be read.
         held_out: those to measure with.
         lengths: tokens of each sample, by its identity.
         steps: of the whole run.
@@ -156,20 +157,30 @@ def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progre
         WeightsError: the model is not there, or damaged.
     """
     planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
+    found: list[Any] = [None]
+    if team.is_main_process:
+        found = [_look(recipe, data, planner, on_progress)]
+    if team.num_processes > 1:
+        from accelerate.utils import broadcast_object_list
+
+        # What can be read decides the order of all samples, so that one process finds it out.
+        broadcast_object_list(found)
+    tokens, faults, stamp = found[0]
+    return Survey(data.settle(tokens), planner, tokens, faults, stamp)
+
+
+def _look(
+    recipe: Recipe, data: Dataset, planner: Planner, on_progress: Progress
+) -> tuple[dict[str, int], tuple[Fault, ...], str]:
     samples = [*data.samples, *data.held_out]
-    # The others read what the first has written down.
-    with team.main_process_first():
-        files = probe_files(
-            samples,
-            cache=recipe.output / FACTS_NAME,
-            readers=recipe.readers,
-            on_progress=on_progress,
-        )
+    files = probe_files(
+        samples, cache=facts_file(recipe.output), readers=recipe.readers, on_progress=on_progress
+    )
     ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
     lengths, faults = measure_samples(samples, files, ruler, on_progress)
     tokens = {s.name: n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None}
-    stamps = [_stamp(path) for path in files]
-    return Survey(data.settle(tokens), planner, tokens, tuple(faults), _join(sorted(stamps)))
+    stamps = [(path.name, stamp_of(path)) for path in files]
+    return tokens, tuple(faults), _join(sorted(stamps, key=str))
 
 
 def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
@@ -209,8 +220,7 @@ def prepare(
 ) -> Prepared:
     """Leave out what cannot be read, load the model, and open what is trained.
 
-    Samples whose files cannot be read go to the quarantine, which is told. They keep their slots
-    in the mixture, so that its order depends on the data files alone.
+    Samples whose files cannot be read go to the quarantine, which is told, and out of the mixture.
 
     Raises:
         DataError: most samples cannot be read.
@@ -228,6 +238,7 @@ def prepare(
         if fault.kind == "nothing_held_out":
             say(fault.message)
     _check_enough(recipe, data.samples, quarantine)
+    readable = data.without_broken(tokens)
     base = load_base(recipe, device=device, on_progress=on_progress)
     trained = prepare_network(base.network, recipe)
     return Prepared(
@@ -236,11 +247,11 @@ def prepare(
         trained=trained,
         trainee=Trainee(base.network, recipe.gradient_checkpointing),
         planner=found.planner,
-        mixture=data.build_mixture(recipe.seed),
+        mixture=readable.build_mixture(recipe.seed),
         samples=tuple(data.samples),
-        held_out=tuple(sample for sample in data.held_out if sample.name in tokens),
+        held_out=readable.held_out,
         lengths={id(s): tokens[s.name] for s in data.samples if s.name in tokens},
-        steps=recipe.total_steps(len(data.samples)),
+        steps=recipe.total_steps(len(readable.samples)),
     )
 
 
@@ -312,21 +323,17 @@ def tell_faults(faults: tuple[Fault, ...], say: Callable[[str], None]) -> None:
 
 
 def _check_enough(recipe: Recipe, samples: Sequence[Sample], quarantine: Quarantine) -> None:
-    broken = sum(sample in quarantine for sample in samples)
-    if broken > len(samples) / 2:
+    broken = [sample for sample in samples if sample in quarantine]
+    if len(broken) > len(samples) / 2:
+        files = list(dict.fromkeys(v.path.name for sample in broken for v in sample.visuals))
+        more = f" and {count(len(files) - 3, 'other')}" if len(files) > 3 else ""
+        mend = f"mend {', '.join(map(shown, files[:3]))}{more}, which the next run takes up; "
         raise DataError(
-            f"{broken} of {count(len(samples), 'sample')} cannot be read",
+            f"{len(broken)} of {count(len(samples), 'sample')} cannot be read",
             "at least half of the data is needed",
-            f"apollo finetune check {shlex.quote(str(recipe.path))} names all faults",
+            f"{mend if files else ''}apollo finetune check {shlex.quote(str(recipe.path))} names "
+            "all faults",
         )
-
-
-def _stamp(path: Path) -> tuple[str, int, int]:
-    try:
-        status = path.stat()
-    except OSError:
-        return path.name, 0, 0
-    return path.name, status.st_size, status.st_mtime_ns
 
 
 def _join(values: Any) -> str:

@@ -3,12 +3,15 @@
 from __future__ import annotations
 
 import json
+import os
 import threading
 from collections.abc import Callable
+from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.atomic import write_whole
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import count
@@ -22,17 +25,20 @@ class Quarantine:
     """Samples that could not be read, remembered in a file. Safe for several threads.
 
     Args:
-        path: of the file; what an earlier, stopped run wrote there counts too.
-        say: tells the user.
+        path: of the file; what an earlier, stopped run wrote there counts too, but for samples
+            whose files were written anew since.
+        say: tells the user. prune: whether to delete the rows that do not count.
     """
 
-    def __init__(self, path: Path, say: Callable[[str], None]) -> None:
+    def __init__(self, path: Path, say: Callable[[str], None], *, prune: bool = True) -> None:
         self.path = path
         self._say = say
         self._lock = threading.Lock()
         self._known: set[_Key] = set()
         self._tried: set[_Key] = set()
         self._added = 0
+        if prune:
+            self._prune()
         self.load()
 
     def __contains__(self, sample: Sample) -> bool:
@@ -44,7 +50,16 @@ class Quarantine:
     def load(self) -> None:
         """Take in what the file holds, from other processes too."""
         for row in read_quarantine(self.path):
-            self._known.add((str(row["name"]), *map(str, row["files"])))
+            if _counts(row):
+                self._known.add((str(row["name"]), *map(str, row["files"])))
+
+    def _prune(self) -> None:
+        rows = read_quarantine(self.path)
+        kept = [row for row in rows if _counts(row)]
+        if len(kept) < len(rows):
+            # A row that stays is no loss: it does not count.
+            with suppress(OSError):
+                write_whole(self.path, "".join(json.dumps(row) + "\n" for row in kept))
 
     def note_tried(self, sample: Sample) -> None:
         """Count a sample among those that were tried."""
@@ -92,6 +107,7 @@ class Quarantine:
         row = {
             "name": sample.name,
             "files": [str(visual.path) for visual in sample.visuals],
+            "stamps": [stamp_of(visual.path) for visual in sample.visuals],
             "reason": reason,
             "time": datetime.now(UTC).isoformat(timespec="seconds"),
         }
@@ -109,6 +125,22 @@ class Quarantine:
 def _key(sample: Sample) -> _Key:
     """Two data files of one name may have samples of one name: the videos tell them apart."""
     return (sample.name, *(str(visual.path) for visual in sample.visuals))
+
+
+def stamp_of(path: str | Path) -> list[int] | None:
+    """Size and time of the last change of a file; None where there is none."""
+    try:
+        status = os.stat(path)
+    except (OSError, ValueError):
+        return None
+    return [status.st_size, status.st_mtime_ns]
+
+
+def _counts(row: dict[str, Any]) -> bool:
+    """Whether the files of a row are still those that could not be read."""
+    now = [stamp_of(str(path)) for path in row["files"]]
+    # Where it is not known how they were, only what is gone is not worth another try.
+    return row["stamps"] == now if "stamps" in row else not now or None in now
 
 
 def read_quarantine(path: Path) -> list[dict[str, Any]]:
