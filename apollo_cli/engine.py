@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from bisect import bisect_left
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -12,12 +13,7 @@ import torch
 
 from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.citations import cited_times
-from apollo_cli.config import (
-    GenerationOptions,
-    ReadingOptions,
-    SamplingOptions,
-    check_question,
-)
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, check_question
 from apollo_cli.errors import UsageError
 from apollo_cli.fit import Settings, room_for
 from apollo_cli.hardware import HardwareChoice, choose_device, free_bytes
@@ -283,12 +279,17 @@ class Apollo:
         history: Sequence[Turn],
     ) -> list[Turn]:
         """Leave out whole turns, the oldest first, until the prompt fits beside the videos."""
-        turns = list(history)
-        prefix = len(self.prompts.prefix_ids([memory.part for memory in memories])) if turns else 0
+        if not history:
+            return []
+        prefix = len(self.prompts.prefix_ids([memory.part for memory in memories]))
         free = self.network.config.context - options.max_new_tokens - prefix
-        while turns and len(self.suffix_ids(memories, question, turns)) > free:
-            del turns[0]
-        return turns
+
+        def fits(first: int) -> bool:
+            return len(self.suffix_ids(memories, question, history[first:])) <= free
+
+        # Spelling a long talk takes a while, so it is not spelled once for each turn.
+        first = 0 if fits(0) else 1 + bisect_left(range(1, len(history)), True, key=fits)
+        return list(history[first:])
 
     def _write(
         self,
@@ -301,7 +302,8 @@ class Apollo:
         notes: list[str] = []
         turns = self._fitting_turns(memories, question, options, history)
         if len(turns) < len(history):
-            notes.append(f"the oldest {len(history) - len(turns)} turns did not fit any more")
+            out = len(history) - len(turns)
+            notes.append(f"the oldest {out} turn{'s' * (out > 1)} did not fit any more")
         suffix = self.suffix_ids(memories, question, turns)
         needed = len(suffix) + options.max_new_tokens
         context = self.network.config.context

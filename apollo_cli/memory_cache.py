@@ -66,8 +66,9 @@ def identify(path: Path, stream: int = 0) -> str:
     """
     try:
         facts = path.stat()
-        told = f"{path}\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}"
-        digest = hashlib.sha256(told.encode())
+        told = f"\0{facts.st_size}\0{facts.st_mtime_ns}\0{stream}"
+        # A name need not be UTF-8.
+        digest = hashlib.sha256(os.fsencode(path) + told.encode())
         _add_samples(digest, path, facts.st_size)
     except OSError as error:
         raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from error

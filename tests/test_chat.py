@@ -19,6 +19,7 @@ from apollo_cli.cli import main
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.conversation import Conversation, KeptTurn, last_talk, read_talk
 from apollo_cli.errors import UsageError
+from apollo_cli.model.prompt import Turn
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -243,8 +244,32 @@ def test_old_turns_are_left_out_whole_when_the_context_is_full(tmp_path: Path):
         notes += talk.answers[-1].notes
         assert talk.answers[-1].tokens.total <= 600
         assert talk.answers[-1].videos[0]["clips"] == clips
-    assert any("turns did not fit" in note for note in notes)
+    assert any("did not fit any more" in note for note in notes)
     assert len(talk.turns) == 8
+
+
+def test_a_long_talk_is_spelled_a_few_times_to_find_what_fits(
+    checkpoint: str, monkeypatch: pytest.MonkeyPatch
+):
+    apollo = engine.load(checkpoint, use_cache=False)
+    turns = [Turn(f"question number {number}?", "red " * 40) for number in range(200)]
+    spelled = []
+    spell = type(apollo).suffix_ids
+
+    def counted(self: engine.Apollo, *arguments: Any) -> list[int]:
+        spelled.append(len(arguments[2]))
+        return spell(self, *arguments)
+
+    monkeypatch.setattr(type(apollo), "suffix_ids", counted)
+    options = GenerationOptions(max_new_tokens=4)
+    kept = apollo._fitting_turns([], "now?", options, turns)
+    assert 0 < len(kept) < 200
+    assert len(spelled) < 12
+    # As many as fit: one more would not.
+    free = apollo.network.config.context - 4
+    assert len(spell(apollo, [], "now?", kept)) <= free
+    assert len(spell(apollo, [], "now?", turns[-len(kept) - 1 :])) > free
+    assert kept == turns[-len(kept) :]
 
 
 def test_going_on_without_a_saved_talk_is_a_usage_error(

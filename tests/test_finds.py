@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import subprocess
 import sys
 from pathlib import Path
@@ -223,3 +224,17 @@ def test_a_web_address_is_named_as_what_it_is(tmp_path: Path, capfd: pytest.Capt
         assert main(["ask", *arguments]) == 3
         told = "http://example.org/a.mp4 is a web address; only local files are read"
         assert told in capfd.readouterr().err
+
+
+def test_a_file_whose_name_is_not_utf8_is_asked_about_and_found_again(
+    tmp_path: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    odd = tmp_path / os.fsdecode(b"caf\xe9.mp4")
+    copyfile(CASES / "cfr30.mp4", odd)
+    told = []
+    for _ in range(2):
+        fixed = ("--model", checkpoint, "--max-new-tokens", "4", "--json")
+        assert main(["ask", str(odd), "one?", *fixed]) == 0
+        told.append(json.loads(capfd.readouterr().out))
+    assert told[0]["answer"] == told[1]["answer"]
+    assert told[1]["seconds"]["decode"] == 0 < told[0]["seconds"]["decode"]

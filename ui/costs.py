@@ -173,4 +173,4 @@ def _is_remembered(
     if not apollo.watcher.keeps(info, reading):
         return False
     source = identify(info.path, info.stream_index)
-    return find_memory(source, apollo.watcher.fingerprint, plan) is not None
+    return find_memory(source, apollo.watcher.fingerprint, plan, reading) is not None

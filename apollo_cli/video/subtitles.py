@@ -24,7 +24,7 @@ FORMATS = {".srt": "srt", ".vtt": "webvtt", ".ass": "ass", ".ssa": "ass"}
 
 _TEXT_CODECS = ("subrip", "srt", "mov_text", "webvtt", "ass", "ssa", "text")
 _MOST_BYTES = 32 << 20
-_OVERRIDES = re.compile(r"\{\\[^}]*\}|<[^<>]{1,40}>")
+_OVERRIDES = re.compile(r"\{\\[^{}]*\}|<[^<>]{1,40}>")
 _BYTE_ORDER_MARKS = ((codecs.BOM_UTF16_LE, "utf-16"), (codecs.BOM_UTF16_BE, "utf-16"))
 
 

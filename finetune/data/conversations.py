@@ -16,7 +16,8 @@ from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.words import count
 from apollo_cli.model.prompt import Turn
 
-_TAG = re.compile(r"[ \t\r\n]*<(video|image)>[ \t\r\n]*")
+# A run of white space is tried from its start only, however long it is.
+_TAG = re.compile(r"(?:(?<![ \t\r\n])[ \t\r\n]+)?<(video|image)>[ \t\r\n]*")
 # All special tokens of the released tokenizers have this form.
 _SPECIAL = re.compile(r"<\|\w{1,40}\|>")
 _ROLES = {

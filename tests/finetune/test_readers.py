@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apollo_cli.finetune.data.conversations import _TAG
 from apollo_cli.finetune.data.faults import KINDS, Fault
 from apollo_cli.finetune.data.readers import load_samples
 from apollo_cli.finetune.data.sample import Sample, Visual
@@ -331,3 +332,12 @@ def test_many_lines_load_in_bounded_time(folder: Path) -> None:
     ]
     samples, faults = load(folder, *lines)
     assert (len(samples), faults) == (20_000, [])
+
+
+def test_white_space_around_tags_is_dropped_however_long_it_is() -> None:
+    wide = " " * 200_000
+    told = [
+        found.group(1) for found in _TAG.finditer(f"a{wide}<video> <image><video>{wide}b{wide}")
+    ]
+    assert told == ["video", "image", "video"]
+    assert _TAG.sub("|", f"a{wide}<video> <image>\n<video>{wide}b") == "a|||b"
