@@ -3,11 +3,12 @@
 from __future__ import annotations
 
 import json
+import math
 import re
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from apollo_cli.answer import Answer
 from apollo_cli.atomic import write_whole
@@ -20,6 +21,8 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.files import apollo_home
+
+Options = TypeVar("Options", SamplingOptions, GenerationOptions)
 
 FORMAT = 1
 # Tokens kept free for the turns of a talk: an eighth of the context, up to this many.
@@ -252,9 +255,12 @@ def read_talk(text: str, name: str) -> SavedTalk:
         turns = tuple(map(_read_turn, saved["turns"]))
         files = tuple(str(file) for file in saved["files"])
         options = saved.get("options")
-        generation = GenerationOptions(**options) if options else None
-        return SavedTalk(turns, files, SamplingOptions(**saved["sampling"]), generation)
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError) as error:
+        generation = _read_options(GenerationOptions, options) if options else None
+        sampling = _read_options(SamplingOptions, saved["sampling"])
+        return SavedTalk(turns, files, sampling, generation)
+    except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
+        raise UsageError(f"{name} is not a saved talk, or damaged") from error
+    except RecursionError as error:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
 
 
@@ -280,10 +286,31 @@ def _read_turn(row: dict[str, Any]) -> KeptTurn:
         answer,
         lists[0],
         lists[1],
-        SamplingOptions(**sampling) if sampling else None,
+        _read_options(SamplingOptions, sampling) if sampling else None,
         str(row.get("model", "")),
         lists[2],
     )
+
+
+def _read_options(kind: type[Options], values: dict[str, Any]) -> Options:
+    """Options of a file.
+
+    Raises:
+        TypeError: a value is of another type than its field, or no finite number.
+    """
+    hints = get_type_hints(kind)
+    for name, value in values.items():
+        if not _is_of(value, hints[name]):
+            raise TypeError(name)
+    return kind(**values)
+
+
+def _is_of(value: object, hint: Any) -> bool:
+    if get_origin(hint) is Literal:
+        return value in get_args(hint)
+    if hint is float:
+        return isinstance(value, int | float) and math.isfinite(value)
+    return type(value) is hint or any(_is_of(value, one) for one in get_args(hint))
 
 
 def _say_seen(video: dict[str, Any]) -> str:

@@ -117,6 +117,19 @@ def test_a_talk_that_was_saved_without_its_basis_is_gone_on_with():
     for broken in (["x"], [[]], [{**turn, "sampling": 3}], [{**turn, "files": None}], 5):
         with pytest.raises(UsageError, match="not a saved talk"):
             read_talk(json.dumps({**saved, "turns": broken}), "it")
+    for wrong in (
+        {"sampling": {"max_clips": 1.5}},
+        {"sampling": {"start_seconds": 10**400}},
+        {"sampling": {"end_seconds": float("inf")}},
+        {"sampling": {"mode": 3}},
+        {"sampling": {"unknown": 3}},
+        {"options": {"seed": 0.5}},
+        {"options": {"max_new_tokens": "many"}},
+        {"format": float("inf")},
+        {"turns": [{"question": "\ud800", "answer": "Red."}]},
+    ):
+        with pytest.raises(UsageError, match="not a saved talk"):
+            read_talk(json.dumps({**saved, **wrong}), "it")
     for text in ("[]", "5", '"talk"', json.dumps({**saved, "format": "one"})):
         with pytest.raises(UsageError, match="not a saved talk"):
             read_talk(text, "it")
