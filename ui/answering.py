@@ -11,8 +11,7 @@ from typing import TYPE_CHECKING
 from apollo_cli.errors import UsageError
 from apollo_cli.ui.costs import Pace
 from apollo_cli.ui.shelf import Shelf, identity
-from apollo_cli.ui.visit import Asked, Task, Told, Visit, without_tokens
-from apollo_cli.video.info import VideoInfo
+from apollo_cli.ui.visit import Asked, Looked, Task, Told, Visit, without_tokens
 from apollo_cli.video_memory import VideoMemory
 
 if TYPE_CHECKING:
@@ -37,12 +36,12 @@ class Answering:
 
     def ask(self, apollo: Apollo, visit: Visit, task: Task) -> None:
         """Answer the question of a task; ``visit.told`` gets the turn."""
-        view, infos, key = visit.view, list(visit.infos), None
+        view, looked, key = visit.view, visit.looked, None
         with _working(apollo, visit, task) as (talk, report):
             task.check()
-            if infos:
-                key = identity(talk, infos)
-                talk.memories = self._watch(infos, talk, report, key)
+            if looked:
+                key = identity(talk, looked)
+                talk.memories = self._watch(looked, talk, report, key)
             with contextlib.closing(talk.ask(task.question)) as pieces:
                 for piece in pieces:
                     task.text += piece
@@ -72,14 +71,14 @@ class Answering:
         from apollo_cli.blind import blind_check
 
         told, answer, asked = visit.told, visit.answers[-1], visit.asked
-        infos = list(visit.infos)
+        looked = visit.looked
         with _working(apollo, visit, task) as (talk, report):
-            key = identity(talk, infos)
+            key = identity(talk, looked)
             if asked is None or key != asked.key:
                 raise UsageError(
                     "a file has changed since it was asked about", next_step="ask again"
                 )
-            memories = self._watch(infos, talk, report, key)
+            memories = self._watch(looked, talk, report, key)
             check = blind_check(apollo, memories, answer, talk.options, talk.turns[:-1])
             task.check()
             said = tuple(check.describe())
@@ -88,12 +87,12 @@ class Answering:
             talk.note_check(said)
 
     def _watch(
-        self, infos: Sequence[VideoInfo], talk: Conversation, report: Progress, key: object
+        self, looked: Sequence[Looked], talk: Conversation, report: Progress, key: object
     ) -> list[VideoMemory]:
         report("open", 0, 0)
         found = self.shelf.find(key)
         if found is None:
-            talk.watch(infos, report)
+            talk.watch([one.info for one in looked], report)
             found = talk.memories
             self.shelf.put(key, found)
         return found

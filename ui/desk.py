@@ -9,10 +9,11 @@ from __future__ import annotations
 
 import contextlib
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
-from concurrent.futures import Future, ThreadPoolExecutor
+from concurrent.futures import Future, ThreadPoolExecutor, wait
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
@@ -22,6 +23,7 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.ui.answering import Answering
 from apollo_cli.ui.costs import Pace, estimate_cost
+from apollo_cli.ui.looking import look, look_again
 from apollo_cli.ui.shelf import Shelf, identity
 from apollo_cli.ui.visit import Stage, Stopped, Task, Told, Visit, sentence
 from apollo_cli.video.guard import GuardedReader
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 # A tab that was closed may be a reload: its talk is kept for a while, and another page that names
 # it waits so long for it to be closed.
 _AWAY_SECONDS, _IDLE_SECONDS, _RELOAD_SECONDS = 600.0, 12 * 3600.0, 1.5
-_MOST_VISITS = 200
+_MOST_VISITS, _TICK_SECONDS = 200, 0.2
 
 Work = Callable[[Visit, Task], None]
 
@@ -107,8 +109,8 @@ class Desk:
             key: nobody else can guess it; None makes one up.
         """
         with self._lock:
-            self._sweep()
             found = self.visits.get(key or "")
+            self._sweep(found)
             if found is None:
                 found = Visit(key or secrets.token_urlsafe(18), sampling, reading, generation)
                 self.visits[found.key] = found
@@ -138,6 +140,11 @@ class Desk:
             return False
         with found.changed:
             return not found.changed.wait_for(lambda: found.gone_since is not None, _RELOAD_SECONDS)
+
+    def shows(self, path: Path) -> bool:
+        """Whether a page that is open has a file in view."""
+        open_ = [visit for visit in list(self.visits.values()) if visit.gone_since is None]
+        return any(info.path == path for visit in open_ for info in visit.infos)
 
     def place(self, task: Task) -> int:
         """How many pieces of work come before this one; 0 when it is being done."""
@@ -197,21 +204,20 @@ class Desk:
             add: beside those in view. then: what else changes once all of them are open.
         """
 
-        def look(visit: Visit, task: Task) -> None:
-            before = visit.infos if add else []
-            stream, image_fps = visit.reading.stream, visit.reading.image_fps
-            fresh = [self._opener.probe(path, stream=stream, image_fps=image_fps) for path in paths]
+        def begin(visit: Visit, task: Task) -> None:
+            before = visit.looked if add else []
+            fresh = look(self._opener, paths, visit.reading)
             task.check()
             if then is not None:
                 then()
-            visit.infos, visit.chosen = [*before, *fresh], len(before)
+            visit.looked, visit.chosen = [*before, *fresh], len(before)
             visit.opened += 1
             visit.forget_what_was_seen()
             self.plan_later(visit)
 
         task = Task("open", files=tuple(map(str, paths)))
         task.stage = Stage("open")
-        self.submit(visit, task, look)
+        self.submit(visit, task, begin)
 
     def ask(self, visit: Visit, question: str) -> None:
         """Answer a question, in the background; ``visit.told`` gets the turn."""
@@ -243,25 +249,26 @@ class Desk:
     def _looker_submit(self, visit: Visit) -> None:
         # The desk may be closing.
         with contextlib.suppress(RuntimeError):
-            self._looker.submit(self._plan, visit)
+            planning = self._looker.submit(self._plan, visit)
+            planning.add_done_callback(partial(self._note_plan, visit))
 
     def _plan(self, visit: Visit) -> None:
-        apollo, infos = self.apollo, list(visit.infos)
-        is_outdated = visit.plans_to_come > 1
-        try:
-            if apollo is not None and infos and not is_outdated:
-                talk = visit.talk(apollo)
-                watched = self.answering.shelf.find(identity(talk, infos)) is not None
-                visit.cost = estimate_cost(
-                    apollo, talk, infos, self.answering.pace, is_watched=watched
-                )
-                visit.cost_error = ""
-        except (ApolloError, OSError) as error:
+        apollo = self.apollo
+        if apollo is None or not visit.looked or visit.plans_to_come > 1:
+            return
+        look_again(self._opener, visit)
+        talk, pace = visit.talk(apollo), self.answering.pace
+        watched = self.answering.shelf.find(identity(talk, visit.looked)) is not None
+        visit.cost = estimate_cost(apollo, talk, visit.infos, pace, is_watched=watched)
+        visit.cost_error = ""
+
+    def _note_plan(self, visit: Visit, future: Future[None]) -> None:
+        error = None if future.cancelled() else future.exception()
+        if error is not None:
             visit.cost_error = sentence(error)
-        finally:
-            with visit.changed:
-                visit.plans_to_come -= 1
-            visit.revise()
+        with visit.changed:
+            visit.plans_to_come -= 1
+        visit.revise()
 
     def _ask(self, visit: Visit, task: Task) -> None:
         self.answering.ask(self._model(), visit, task)
@@ -277,8 +284,14 @@ class Desk:
 
     def _do(self, visit: Visit, task: Task, work: Work) -> None:
         task.check()
-        for info in () if task.kind == "open" else visit.infos:
-            self._check_file(info.path)
+        if task.kind != "open":
+            for info in visit.infos:
+                self._check_file(info.path)
+            if any(looked.is_changed for looked in visit.looked):
+                looking = self._looker.submit(look_again, self._opener, visit)
+                while not wait([looking], _TICK_SECONDS).done:
+                    task.check()
+                looking.result()
         work(visit, task)
 
     def _finish(self, visit: Visit, task: Task, future: Future[None]) -> None:
@@ -315,27 +328,23 @@ class Desk:
         error = None if future.cancelled() else future.exception()
         if error is not None:
             self.loading = Loading(error=sentence(error))
+            if isinstance(error, ApolloError):
+                sys.stderr.write(f"error: {self.loading.error}\n")
         elif not future.cancelled():
             self.apollo = future.result()
             self.loading = Loading(1.0)
         for visit in list(self.visits.values()):
             visit.revise()
 
-    def _sweep(self) -> None:
-        """Drop the visits that are over, and of too many the one that is missed least."""
-        now = time.monotonic()
-        idle = [visit for visit in self.visits.values() if visit.task is None]
+    def _sweep(self, coming: Visit | None) -> None:
+        """Drop the visits that are over, and for a new one the one that is missed least."""
+        now, most = time.monotonic(), _MOST_VISITS if coming is None else _MOST_VISITS + 1
+        visits = [visit for visit in self.visits.values() if visit is not coming]
+        idle = [visit for visit in visits if visit.task is None]
         idle.sort(key=lambda visit: (visit.worth, visit.used))
         for number, visit in enumerate(idle):
             gone = visit.gone_since is not None and now - visit.gone_since > _AWAY_SECONDS
-            crowded = len(self.visits) >= _MOST_VISITS and number == 0
+            crowded = len(self.visits) >= most and number == 0
             if gone or crowded or now - visit.used > _IDLE_SECONDS:
                 del self.visits[visit.key]
-                self._forget_uploads(visit)
-
-    def _forget_uploads(self, visit: Visit) -> None:
-        others = {path for other in self.visits.values() for path in other.uploads}
-        for path in visit.uploads - others:
-            with contextlib.suppress(OSError):
-                path.unlink()
-                path.parent.rmdir()
+                visit.delete_uploads(self.visits.values())

@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
-import os
 import threading
 from collections import OrderedDict
 from collections.abc import Sequence
 from typing import TYPE_CHECKING
 
-from apollo_cli.video.info import VideoInfo
+from apollo_cli.ui.visit import Looked
 from apollo_cli.video_memory import VideoMemory
 
 if TYPE_CHECKING:
@@ -52,10 +51,7 @@ class Shelf:
         return sum(memory.tokens.nbytes for row in self._rows.values() for memory in row)
 
 
-def identity(talk: Conversation, infos: Sequence[VideoInfo]) -> object:
+def identity(talk: Conversation, looked: Sequence[Looked]) -> object:
     """What decides which tokens a question is asked of."""
-    files = []
-    for info in infos:
-        facts = os.stat(info.path)
-        files.append((str(info.path), info.stream_index, facts.st_size, facts.st_mtime_ns))
-    return (tuple(files), talk.sampling, talk.reading, talk.reserve_tokens)
+    files = tuple(one.key for one in looked)
+    return (files, talk.sampling, talk.reading, talk.reserve_tokens)

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import math
+import os
 import sys
 import threading
 import time
+from collections.abc import Iterable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 from pathlib import Path
@@ -82,6 +85,28 @@ class Asked:
     key: object
 
 
+@dataclass(frozen=True, eq=False)
+class Looked:
+    """One file in view.
+
+    Attributes:
+        info: what is known of it. facts: its size and time of change just before that was read.
+    """
+
+    info: VideoInfo
+    facts: tuple[int, int]
+
+    @property
+    def is_changed(self) -> bool:
+        """Whether another file has its name by now, or it was written to."""
+        return facts_of(self.info.path) != self.facts
+
+    @property
+    def key(self) -> object:
+        """What tells it from any other file, and from itself at another time."""
+        return str(self.info.path), self.info.stream_index, *self.facts
+
+
 @dataclass(eq=False)
 class Task:
     """One piece of work for a visitor.
@@ -140,7 +165,7 @@ class Visit:
 
     Attributes:
         key: its name, which nobody can guess. sampling, reading, generation: its settings.
-        infos: the files in view. chosen: which of them is shown. opened: how often they changed.
+        looked: the files in view. chosen: which of them is shown. opened: how often they changed.
         seen: what was seen of them, without the visual tokens.
         turns: the talk as the model is told it. told: as the visitor is shown it.
         answers: the record of the last answer, where there is one. asked: what it was made with.
@@ -161,7 +186,7 @@ class Visit:
     sampling: SamplingOptions
     reading: ReadingOptions
     generation: GenerationOptions
-    infos: list[VideoInfo] = field(default_factory=list)
+    looked: Sequence[Looked] = field(default_factory=list)
     chosen: int = 0
     opened: int = 0
     seen: list[VideoMemory] = field(default_factory=list)
@@ -188,9 +213,14 @@ class Visit:
     ticks: int = 0
 
     @property
+    def infos(self) -> list[VideoInfo]:
+        """What is known of the files in view."""
+        return [looked.info for looked in self.looked]
+
+    @property
     def view(self) -> object:
         """The files and settings of now; equal to another one where none of them differs."""
-        files = tuple((info.path, info.stream_index) for info in self.infos)
+        files = tuple(looked.key for looked in self.looked)
         return files, self.sampling, self.reading, self.generation
 
     @property
@@ -247,6 +277,13 @@ class Visit:
         """Other files or another sampling are in view: what was planned and seen is past."""
         self.seen, self.cost, self.cost_error = [], None, ""
 
+    def delete_uploads(self, others: Iterable[Visit]) -> None:
+        """Delete what its visitor brought, but for what another visit has taken too."""
+        for path in self.uploads.difference(*(other.uploads for other in others)):
+            with contextlib.suppress(OSError):
+                path.unlink()
+                path.parent.rmdir()
+
     def wait(self, ticks: int, seconds: float) -> int:
         """Wait for a change since ``ticks``, but no longer than ``seconds``."""
         with self.changed:
@@ -267,6 +304,12 @@ class Visit:
             turns=self.turns,
             answers=self.answers,
         )
+
+
+def facts_of(path: Path) -> tuple[int, int]:
+    """Size and time of change of a file."""
+    facts = os.stat(path)
+    return facts.st_size, facts.st_mtime_ns
 
 
 def without_tokens(memory: VideoMemory) -> VideoMemory:

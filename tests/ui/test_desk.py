@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import gc
 import resource
+import shutil
 import threading
 import weakref
 from collections.abc import Iterator, Sequence
@@ -21,9 +22,11 @@ from apollo_cli.ui import answering
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.shelf import Shelf
+from apollo_cli.ui.strips import strips_of
 from apollo_cli.ui.visit import Task, Told, Visit
 from apollo_cli.watching import Progress
 from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit, until
+from tests.video.made import make_film
 
 QUESTIONS = (
     "What is shown first?",
@@ -243,6 +246,112 @@ def test_a_file_that_cannot_be_read_is_told_and_the_others_stay_in_view(
     assert [info.path for info in visit.infos] == [videos[0]]
 
 
+@pytest.mark.parametrize("first", ["ask", "plan", "check"])
+def test_a_file_that_is_replaced_in_view_is_looked_at_again_before_anything_is_made_of_it(
+    desk: Desk, videos: list[Path], tmp_path: Path, first: str
+):
+    film = Path(shutil.copy(videos[0], tmp_path / "film.mp4"))
+    visit = visitor(desk, film)
+    desk.ask(visit, QUESTIONS[0])
+    before = at_rest(visit).opened
+    seen = visit.told[-1]
+    make_film(film, size=(64, 64), count=30)
+    if first == "plan":
+        desk.plan_later(visit)
+        until(lambda: visit.plans_to_come == 0)
+    elif first == "check":
+        desk.check_blind(visit)
+        at_rest(visit)
+        assert visit.error == "a file has changed since it was asked about; ask again"
+    else:
+        desk.ask(visit, QUESTIONS[0])
+        at_rest(visit)
+    notice = "film.mp4 has changed since it was opened and was looked at again"
+    assert (visit.notice, visit.opened) == (notice, before + 1)
+    assert visit.infos[0].frame_count == 30
+    until(lambda: visit.plans_to_come == 0)
+    strips = strips_of(visit)
+    if first != "check":
+        assert strips[0] is not None
+        assert strips[0].duration_seconds == visit.infos[0].duration_seconds
+    assert not visit.can_check or first == "ask"
+    visit.turns, visit.told, visit.answers = [], [], []
+    desk.ask(visit, QUESTIONS[0])
+    assert [told.answer for told in at_rest(visit).told] == talk_alone(desk, film, QUESTIONS[:1])
+    # What was seen of the old one is found for the old one only.
+    shutil.copy2(videos[0], film)
+    fresh = visitor(desk, film)
+    desk.ask(fresh, QUESTIONS[0])
+    assert at_rest(fresh).told[-1].answer == seen.answer
+
+
+def test_a_file_that_grows_is_asked_about_as_it_is_now(
+    desk: Desk, videos: list[Path], tmp_path: Path
+):
+    whole = make_film(tmp_path / "whole.mkv", size=(64, 64), count=300, codec="mpeg4").read_bytes()
+    film = tmp_path / "grows.mkv"
+    film.write_bytes(whole[: len(whole) // 3])
+    visit = visitor(desk, film)
+    lengths = [visit.infos[0].duration_seconds]
+    for share in (2, 3):
+        film.write_bytes(whole[: len(whole) * share // 3])
+        desk.ask(visit, QUESTIONS[0])
+        assert at_rest(visit).error == ""
+        lengths.append(visit.infos[0].duration_seconds)
+    assert lengths == sorted(set(lengths)) and len(lengths) == 3
+    until(lambda: visit.cost)
+    assert visit.cost is not None
+    assert visit.cost.plans[0].end_seconds == lengths[-1]
+
+
+def test_a_file_in_view_that_is_broken_by_now_is_told_and_nothing_is_answered(
+    desk: Desk, videos: list[Path], tmp_path: Path
+):
+    film = Path(shutil.copy(videos[0], tmp_path / "film.mp4"))
+    visit = visitor(desk, film)
+    film.write_text("no video")
+    desk.ask(visit, QUESTIONS[0])
+    assert "film.mp4" in at_rest(visit).error
+    assert visit.turns == []
+    desk.plan_later(visit)
+    until(lambda: visit.cost_error)
+    assert "film.mp4" in visit.cost_error
+    assert strips_of(visit) == (None,)
+
+
+def test_a_file_is_shown_as_long_as_a_page_that_is_open_has_it_in_view(
+    desk: Desk, videos: list[Path]
+):
+    desk.visits.clear()
+    visit = visitor(desk, videos[0])
+    visit.session = "a page"
+    assert [desk.shows(path) for path in videos[:2]] == [True, False]
+    desk.hear("a page", 0)
+    assert not desk.shows(videos[0])
+    desk.visit(visit.key, visit.sampling, visit.reading, visit.generation)
+    assert desk.shows(videos[0])
+
+
+def test_whatever_stops_a_plan_is_one_sentence_and_later_plans_are_made(
+    desk: Desk, videos: list[Path], monkeypatch: pytest.MonkeyPatch
+):
+    visit = visitor(desk, videos[0])
+    until(lambda: visit.cost)
+    for what in (OverflowError("too large"), ValueError("no"), KeyError("x"), MemoryError()):
+
+        def fail(*_: object, what: Exception = what, **__: object) -> None:
+            raise what
+
+        with monkeypatch.context() as patch:
+            patch.setattr(desk_module, "estimate_cost", fail)
+            desk.plan_later(visit)
+            until(lambda: visit.plans_to_come == 0)
+        assert visit.cost_error.startswith(f"unexpected {type(what).__name__}")
+    desk.plan_later(visit)
+    until(lambda: visit.plans_to_come == 0)
+    assert visit.cost_error == ""
+
+
 def test_the_plan_follows_the_settings_and_says_what_is_remembered(desk: Desk, videos: list[Path]):
     visit = visitor(desk, videos[0])
     until(lambda: visit.cost)
@@ -334,6 +443,17 @@ def test_too_many_visits_drop_those_with_nothing_first_and_open_talks_last(
             assert newest in small.visits.values()
 
 
+def test_who_comes_back_is_never_the_one_that_is_dropped(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setattr(desk_module, "_MOST_VISITS", 3)
+    with nano_desk() as small:
+        first, *others = (new_visit(small) for _ in range(3))
+        for _ in range(2):
+            # The one that is missed least, as it was idle for longest and for too long.
+            first.used = -1e6
+            assert small.visit(first.key, first.sampling, first.reading, SHORT) is first
+        assert list(small.visits.values()) == [first, *others]
+
+
 def test_too_many_visits_drop_the_one_that_was_idle_for_longest(monkeypatch: pytest.MonkeyPatch):
     monkeypatch.setattr(desk_module, "_MOST_VISITS", 3)
     with nano_desk() as small:
@@ -341,7 +461,9 @@ def test_too_many_visits_drop_the_one_that_was_idle_for_longest(monkeypatch: pyt
         assert list(small.visits) == [visit.key for visit in visits[2:]]
 
 
-def test_a_model_that_cannot_be_loaded_is_told_instead_of_an_answer():
+def test_a_model_that_cannot_be_loaded_is_told_instead_of_an_answer(
+    capsys: pytest.CaptureFixture[str],
+):
     def fail(report: Progress) -> None:
         raise WeightsError("it is broken", next_step="fetch it again")
 
@@ -351,6 +473,7 @@ def test_a_model_that_cannot_be_loaded_is_told_instead_of_an_answer():
     broken.ask(visit, "one?")
     assert at_rest(visit).error == "it is broken; fetch it again"
     assert broken.loading.error == "it is broken; fetch it again"
+    assert capsys.readouterr().err == "error: it is broken; fetch it again\n"
     broken.close()
 
 
