@@ -12,13 +12,20 @@ from apollo_cli.finetune.data.dataset import Dataset, load_dataset
 from apollo_cli.finetune.data.facts import FileFacts, facts_file
 from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
-from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
-from apollo_cli.finetune.needs import choose_hardware, describe_needs
+from apollo_cli.finetune.data.survey import (
+    Length,
+    Ruler,
+    list_file_faults,
+    measure_samples,
+    probe_files,
+)
+from apollo_cli.finetune.needs import choose_hardware, describe_needs, list_lacking
+from apollo_cli.finetune.places import TABLES, list_absent
 from apollo_cli.finetune.preview import Preview, build_preview
-from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.recipe import Recipe, load_recipe, read_recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.words import count, write_obstacle
+from apollo_cli.finetune.words import count, tidy, write_obstacle
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.opening import shown
@@ -28,6 +35,8 @@ from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
 
 _PREVIEWS = 3
+# Kinds that a recipe with faults is not told of: they hang on what it should have said.
+_OF_RECIPES = ("unknown_model", "text_share", "text_teaches_nothing", "output_not_writable")
 
 
 @dataclass(frozen=True)
@@ -37,6 +46,35 @@ class _Model:
     planner: Planner
     is_here: bool
     assumed: tuple[str, ...]
+
+
+def check_file(path: Path, on_progress: Progress = no_progress) -> CheckReport:
+    """Check a recipe file; where it has faults, its data is looked at all the same.
+
+    The arguments are those of ``check_recipe``.
+
+    Raises:
+        DataError: the recipe has faults, and names no data that could be read.
+    """
+    values, words = read_recipe(path, coming=None)
+    readable = {
+        name: tuple(
+            source
+            for source in values.get(name, ())
+            if source.path.is_file() and (source.media is None or source.media.is_dir())
+        )
+        for name in TABLES
+    }
+    if not words or not readable["data"]:
+        return check_recipe(load_recipe(path, coming=None), on_progress)
+    path = tidy(path)
+    # What it does not say, or says wrongly, is left to chance: only its data is told of.
+    guessed = {"model": "", "stage": "custom", "method": "lora", "output": path.parent / "out"}
+    known = {**guessed, **values, **readable, "train": values.get("train") or ("llm",)}
+    found = check_recipe(Recipe(path=path, **known), on_progress)
+    of_data = [f for f in found.faults if f.kind not in _OF_RECIPES]
+    told = [Fault("recipe", shown(path.name), word) for word in words]
+    return replace(found, faults=(*told, *of_data), steps=0, lengths=None, estimate=(), previews=())
 
 
 def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckReport:
@@ -59,7 +97,8 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         model = _find_model(recipe)
     except WeightsError as error:
         unknown = Fault("unknown_model", shown(recipe.path.name), error.message)
-        return _report(recipe, dataset, [*dataset.faults, unknown, *machine])
+        broken = [fault for sample in samples for fault in list_file_faults(sample, files)]
+        return _report(recipe, dataset, [*dataset.faults, *broken, unknown, *machine])
     ruler = Ruler(model.planner, recipe.sampling, recipe.max_tokens)
     lengths, found = measure_samples(samples, files, ruler, on_progress)
     measured = {
@@ -83,14 +122,18 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         report,
         lengths=LengthFacts.of(kept, allowed),
         estimate=_needs(recipe, model, kept, report.steps, hardware),
+        lacking=tuple(list_lacking(recipe, model.planner.config, report.steps, model.is_here)),
         assumed=model.assumed,
         previews=_previews(dataset.samples, files, ruler) if model.is_here else (),
     )
 
 
 def _look_at_machine(recipe: Recipe) -> tuple[HardwareChoice | None, list[Fault]]:
-    """What the run would train on, and what of device and output is not there."""
-    faults: list[Fault] = []
+    """What the run would train on, and what of device, output and adapters is not there."""
+    faults = [
+        Fault("result_not_there", shown(recipe.path.name), f"{shown(adapter)} holds none yet")
+        for adapter in list_absent(recipe.adapters)
+    ]
     reason = write_obstacle(recipe.output)
     if reason:
         words = f"output {shown(recipe.output)} cannot be written ({reason})"
@@ -126,6 +169,8 @@ def _find_model(recipe: Recipe) -> _Model:
     Raises:
         WeightsError: its files are damaged, or neither they nor its shape are known.
     """
+    if not recipe.model:
+        raise WeightsError("no model is named")
     source = resolve(recipe.model)
     folder = find_local(source)
     if folder is not None:

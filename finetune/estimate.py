@@ -27,9 +27,9 @@ from apollo_cli.model.sizes import (
 )
 from apollo_cli.weights.bits import QuantKind
 
-_FLOAT32 = 4
+FLOAT32 = 4
 # Bytes that the optimiser keeps of each trained value.
-_STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
+STATE_BYTES = {"adamw": 8, "adamw8bit": 2}
 # Clips that go through at a time where encoders learn, or the connector alone.
 ENCODER_CLIPS, CONNECTOR_CLIPS = 1, 4
 # Positions whose logits exist at the same time: 0.6 GB for a vocabulary of 152,000 in float32.
@@ -171,10 +171,10 @@ def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimat
     weights, copies = weights_bytes(run, training.quant), 0
     for part, count in values.items():
         if part in training.low_rank:
-            weights += _FLOAT32 * count
+            weights += FLOAT32 * count
             continue
-        weights += (_FLOAT32 - run.value_bytes) * count
-        if run.value_bytes < _FLOAT32:
+        weights += (FLOAT32 - run.value_bytes) * count
+        if run.value_bytes < FLOAT32:
             # Autocast keeps a copy in the dtype of the run until the step is done.
             copies += run.value_bytes * count
     runtime = HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if training.quant else 0)
@@ -188,8 +188,8 @@ def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimat
             aside = parts * run.value_bytes
     return TrainingEstimate(
         weights=weights + copies - aside,
-        gradients=_FLOAT32 * trained,
-        optimiser=_STATE_BYTES[recipe.optimizer] * trained,
+        gradients=FLOAT32 * trained,
+        optimiser=STATE_BYTES[recipe.optimizer] * trained,
         activations=_activations(training, sample),
         logits=_logits(training, sample),
         runtime=runtime,
@@ -209,14 +209,14 @@ def _llm_activations(training: Training, tokens: int) -> int:
     llm, size = run.llm, run.value_bytes
     queries = llm.heads * llm.head_width
     whole = "llm" in recipe.train and "llm" not in training.low_rank
-    residual = _FLOAT32 if whole else size
+    residual = FLOAT32 if whole else size
     # What a linear layer's own gradient needs of its input; a cast makes it anew for each layer.
     inputs = 0
     if "llm" in recipe.train:
-        shared = whole and size == _FLOAT32
+        shared = whole and size == FLOAT32
         inputs = (2 if shared else 5) * llm.width + queries + llm.hidden
     # Norms work in float32, and keep what their own weights need.
-    norms = (4 if whole else 2) * _FLOAT32 * llm.width
+    norms = (4 if whole else 2) * FLOAT32 * llm.width
     # Queries, repeated keys and values, and the result; both halves of the gate, and its curve.
     layer = tokens * (norms + size * (inputs + 4 * queries + 3 * llm.hidden))
     layers = llm.layers * layer
@@ -232,7 +232,7 @@ def _clips(training: Training, clips: int) -> tuple[int, int]:
     recipe, run = training.recipe, training.run
     config, size = run.config, run.value_bytes
     pixels = clips * sum(config.frames_per_clip * 3 * e.pixels.size**2 for e in config.encoders)
-    tokens = clips * config.visual_tokens_per_clip * run.llm.width * _FLOAT32
+    tokens = clips * config.visual_tokens_per_clip * run.llm.width * FLOAT32
     if training.cached:
         return tokens, 0
     learns = "encoders" in recipe.train, "connector" in recipe.train
@@ -263,7 +263,7 @@ def _connector_bytes(config: NetworkConfig, size: int) -> int:
     width = connector.text_width
     # Features in float32 and in the dtype of the run; the projector's layers and curves between
     # them; context and norms of the resampler, in float32; keys and values.
-    values = connector.vision_width * (_FLOAT32 + size) + 5 * width * size + 3 * width * _FLOAT32
+    values = connector.vision_width * (FLOAT32 + size) + 5 * width * size + 3 * width * FLOAT32
     values += 4 * connector.heads * connector.head_width * size * max(1, connector.depth)
     return time * rows * columns * values
 
@@ -279,7 +279,7 @@ def _encoder_bytes(encoder: EncoderConfig, config: NetworkConfig, size: int) -> 
         depth, hidden = encoder.siglip[1], siglip_hidden(encoder)
         tokens *= _pictures(config)
     # Norms in float32; inputs, queries, keys, values and results; both sides of the curve.
-    layer = tokens * (4 * width * _FLOAT32 + size * (8 * width + 3 * hidden))
+    layer = tokens * (4 * width * FLOAT32 + size * (8 * width + 3 * hidden))
     return depth * layer
 
 
@@ -293,7 +293,7 @@ def _logits(training: Training, sample: SampleSize) -> int:
     # Logits, the same in float32, their logarithms, and the gradients of the first two.
     if training.recipe.gradient_checkpointing:
         rows = min(rows, LOGIT_ROWS)
-    return rows * training.run.llm.vocabulary * (2 * size + 3 * _FLOAT32)
+    return rows * training.run.llm.vocabulary * (2 * size + 3 * FLOAT32)
 
 
 def step_operations(training: Training, sample: SampleSize) -> float:

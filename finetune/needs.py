@@ -2,16 +2,22 @@
 
 from __future__ import annotations
 
+import importlib.util
 import math
+import shlex
+import shutil
 import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
+from pathlib import Path
 
 import numpy as np
 
 from apollo_cli.errors import DeviceError
 from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.estimate import (
+    FLOAT32,
+    STATE_BYTES,
     SampleSize,
     Training,
     estimate_seconds,
@@ -22,6 +28,7 @@ from apollo_cli.finetune.words import count
 from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.model.config import NetworkConfig
+from apollo_cli.video.opening import shown
 
 # Side of the matrices by which the speed of a device is felt out; and how often.
 _SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}
@@ -74,6 +81,48 @@ def describe_needs(
     samples = steps * recipe.batch_size
     seconds = estimate_seconds(training, mean, samples, _speed(hardware, dtype))
     yield "time", f"about {_spell_time(seconds)} of computing, roughly, without reading videos"
+
+
+def list_lacking(recipe: Recipe, config: NetworkConfig, steps: int, is_here: bool) -> Iterator[str]:
+    """What is to be done on this machine before a run can begin, in words.
+
+    Args:
+        recipe: of the run. config: of its model. steps: of the whole run.
+        is_here: whether the model is on this machine.
+    """
+    if not is_here:
+        yield f"apollo models pull {shlex.quote(recipe.model)}"
+    wanted = {"finetune": ["accelerate", "matplotlib", "peft"], "quant": []}
+    if recipe.method == "qlora" or recipe.optimizer == "adamw8bit":
+        wanted["quant"].append("bitsandbytes")
+    for extra, packages in wanted.items():
+        missing = [name for name in packages if importlib.util.find_spec(name) is None]
+        if missing:
+            yield f'pip install "apollo-video-cli[{extra}]", for {" and ".join(missing)}'
+    if recipe.tensorboard and importlib.util.find_spec("tensorboard") is None:
+        yield "pip install tensorboard, or tensorboard = false"
+    values = sum(Training(recipe, Run(config, "cpu", "float32")).trained_values().values())
+    # One more is written before the oldest goes.
+    kept = min(recipe.keep_checkpoints, -(-steps // recipe.save_every)) + 1
+    needed = values * (kept * (FLOAT32 + STATE_BYTES[recipe.optimizer]) + FLOAT32)
+    free = _free_disk(recipe.output)
+    if free is not None and free < needed:
+        yield (
+            f"room on the disk of {shown(recipe.output)}: {count(kept, 'checkpoint')} and the "
+            f"result take {needed / 1e9:.1f} GB, free are {free / 1e9:.1f}"
+        )
+
+
+def _free_disk(output: Path) -> int | None:
+    """Bytes that a run may write there, over what its earlier checkpoints hold; None if unknown."""
+    place = output
+    while not place.exists() and place != place.parent:
+        place = place.parent
+    try:
+        own = sum(path.stat().st_size for path in output.glob("checkpoints/*/*"))
+        return shutil.disk_usage(place).free + own
+    except OSError:
+        return None
 
 
 def lowered(training: Training, sample: SampleSize, free_bytes: int) -> tuple[str, bool]:

@@ -77,6 +77,16 @@ def list_overlaps(recipe: Path, values: dict[str, Any]) -> Iterator[str]:
         )
 
 
+def list_doubles(values: dict[str, Any]) -> Iterator[str]:
+    """Files of data that are named twice, each time with other media: samples have one name."""
+    media: dict[Path, Path] = {}
+    for source in (source for name in TABLES for source in values.get(name, ())):
+        place = _real(source.path)
+        folder = _real(source.media or source.path.parent)
+        if media.setdefault(place, folder) != folder:
+            yield f"data: {source.path} is named twice, with two media folders; copy the file"
+
+
 def _stands_on(adapter: Path) -> Iterator[Path]:
     """The folders of earlier results below one, as far as its manifest can be read."""
     try:

@@ -12,7 +12,7 @@ from typing import Any, Literal
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
-from apollo_cli.finetune.places import TABLES, list_missing, list_overlaps
+from apollo_cli.finetune.places import TABLES, list_doubles, list_missing, list_overlaps
 from apollo_cli.finetune.stages import STAGES, Method, Part, StageName
 from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, Check, spell
 from apollo_cli.finetune.words import count, describe_place, tidy
@@ -165,6 +165,7 @@ def read_recipe(
     values, faults = _checked(_parse(path), path.parent)
     faults += list_missing(values, coming)
     faults += list_overlaps(path, values)
+    faults += list_doubles(values)
     faults += _rule_faults(values)
     return values, faults
 

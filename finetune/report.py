@@ -84,6 +84,7 @@ class CheckReport:
         lengths: None where nothing can be measured.
         estimate: memory and time, names and words. assumed: what of the model is not known.
         faults: all of them. previews: some samples as they are learned.
+        lacking: what is to be done before the run can begin.
     """
 
     recipe: Recipe
@@ -96,6 +97,7 @@ class CheckReport:
     assumed: tuple[str, ...]
     faults: tuple[Fault, ...]
     previews: tuple[Preview, ...]
+    lacking: tuple[str, ...] = ()
 
     def groups(self) -> dict[Cost, dict[str, list[Fault]]]:
         """Faults by what they cost, then by kind; the most frequent kind first."""
@@ -130,6 +132,9 @@ class CheckReport:
             color: mark what is trained with a colour too.
         """
         lines = [*self._facts(), *self._learned(color)]
+        if any(fault.kind == "recipe" for fault in self.faults):
+            # Nothing that it makes of the data is known.
+            lines = [f"{shown(self.recipe.path.name)}: faults of the recipe, and of its data"]
         for cost, kinds in self.groups().items():
             if kinds:
                 lines += ["", _COSTS[cost]]
@@ -149,6 +154,7 @@ class CheckReport:
             "lengths": asdict(self.lengths) if self.lengths else None,
             "estimate": dict(self.estimate),
             "assumed": list(self.assumed),
+            "run_needs_first": list(self.lacking),
             "faults": [
                 {
                     "kind": fault.kind,
@@ -188,6 +194,7 @@ class CheckReport:
         rows.append(("steps", f"{self.steps}, of {count(recipe.batch_size, 'sample')} each"))
         rows += self.estimate
         rows += [("assumed", text) for text in self.assumed]
+        rows += [("run needs first", text) for text in self.lacking]
         width = max(len(name) for name, _ in rows)
         yield from (f"  {name.ljust(width)}  {value}" for name, value in rows)
 
@@ -226,6 +233,8 @@ def _group(kind: str, faults: Sequence[Fault], examples: int) -> Iterator[str]:
     same = len({fault.remedy for fault in faults}) == 1
     remedy = f": {faults[0].remedy}" if same and faults[0].remedy else ""
     yield f"  {kind} ({len(faults)}){remedy}"
+    # A recipe has few, and all of them are mended in one place.
+    examples = len(faults) if kind == "recipe" else examples
     for fault in faults[:examples]:
         tail = "" if same or not fault.remedy else f"; {fault.remedy}"
         yield f"    {fault.where}: {fault.received}{tail}"

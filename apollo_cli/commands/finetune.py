@@ -59,12 +59,10 @@ def check_command(recipe: Path, as_json: bool) -> None:
 
     Nothing is decoded, loaded or changed. The exit code is 7 if there are faults.
     """
-    from apollo_cli.finetune.check import check_recipe
-    from apollo_cli.finetune.recipe import load_recipe
+    from apollo_cli.finetune.check import check_file
 
-    loaded = load_recipe(recipe)
     with progress() as report:
-        found = check_recipe(loaded, on_progress=report)
+        found = check_file(recipe, on_progress=report)
     if as_json:
         write_json(found.to_dict())
     else:
@@ -87,13 +85,20 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
     result goes to stdout, for ask --adapter; everything else to stderr. On several GPUs or
     machines: accelerate launch -m apollo_cli finetune run RECIPE.
     """
+    from apollo_cli.finetune.data.dataset import load_dataset
     from apollo_cli.finetune.recipe import load_recipe
 
-    # A later one may stand on the result of an earlier one, so its files are looked for in turn;
-    # what else is wrong with it is told before the first begins.
-    load_recipe(recipes[0])
-    for path in recipes[1:]:
-        load_recipe(path, coming=None)
+    # What is wrong with a later one is told before the first begins; it may stand on the results
+    # of earlier ones.
+    writers: dict[Path, Path] = {}
+    for path in recipes:
+        loaded = load_recipe(path, coming=writers)
+        if loaded.output in writers:
+            words = f"{path} writes to {loaded.output}, as {writers[loaded.output]} does"
+            raise DataError(words, next_step="give each recipe an output of its own")
+        writers[loaded.output] = path
+        if len(recipes) > 1:
+            load_dataset(loaded).check_runnable()
     # Looked up before anything heavy is imported, so that a lack is told at once.
     missing = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
     if missing:

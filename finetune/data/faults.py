@@ -87,6 +87,10 @@ KINDS: dict[str, FaultKind] = {
         "note", "no validation loss for it", "name other samples under [[validation]]"
     ),
     # The mixture and the recipe.
+    "recipe": FaultKind("run"),
+    "result_not_there": FaultKind(
+        "note", "a result to start from", "run the recipe that writes it first, or both in a row"
+    ),
     "unknown_model": FaultKind("run"),
     "output_not_writable": FaultKind(
         "run", "a folder that can be written", "choose another output in the recipe"

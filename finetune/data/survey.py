@@ -197,7 +197,7 @@ def measure_samples(
 
     lengths: list[Length | None] = []
     for number, sample in enumerate(samples, start=1):
-        found = _file_faults(sample, files)
+        found = list_file_faults(sample, files)
         faults += found
         broken = any(fault.cost == "sample" for fault in found)
         infos = [] if broken else [info_of(visual.path) for visual in sample.visuals]
@@ -207,7 +207,8 @@ def measure_samples(
     return lengths, faults
 
 
-def _file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list[Fault]:
+def list_file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list[Fault]:
+    """What is wrong with the files of a sample, as ``probe_files`` found them."""
     found: list[Fault] = []
     for visual in sample.visuals:
         facts, name = files[visual.path], shown(visual.path.name)

@@ -2,16 +2,20 @@
 
 from __future__ import annotations
 
+import importlib.util
 import json
 import os
+import shutil
 from pathlib import Path
 from shutil import copy
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from apollo_cli.finetune.check import check_recipe
+from apollo_cli.errors import DataError
+from apollo_cli.finetune.check import check_file, check_recipe
 from apollo_cli.finetune.data.dataset import hold_out, load_dataset
 from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.recipe import load_recipe
@@ -334,3 +338,109 @@ def test_all_faults_of_a_sample_are_told_at_once(folder: Path) -> None:
     error = report.error()
     assert error is not None
     assert "has 1 sample that would be left out; repair it, or run without this" in error.message
+
+
+FAULTY = [
+    "learning_rate = 7",
+    'stage = "four"',
+    'model = "apollo-9b"',
+    "batch_size = 1\nmicro_batch_size = 2",
+    "train = []",
+    'dtype = "int4"',
+    'output = "."',
+    '[[data]]\npath = "gone.jsonl"',
+    '[[validation]]\npath = "gone.jsonl"',
+]
+
+
+@pytest.mark.parametrize("fault", FAULTY)
+def test_a_fault_of_the_recipe_does_not_hide_those_of_the_data(folder: Path, fault: str) -> None:
+    rows = [entry("a?", video="gone.mp4"), entry("b?", video="moov_missing.mp4"), entry("c?")]
+    data = write_data(folder, *rows)
+    check(folder, data, validation_share=0.0)
+    path = folder / "sft.toml"
+    names = [line.split(" = ")[0] for line in fault.splitlines()]
+    kept = [line for line in path.read_text().splitlines() if line.split(" = ")[0] not in names]
+    kept = path.read_text().splitlines() if fault.startswith("[") else kept
+    place = len(kept) if fault.startswith("[") else 0
+    path.write_text("\n".join([*kept[:place], fault, *kept[place:]]))
+    report = check_file(path)
+    assert {"recipe", "missing_file", "broken_video"} <= set(kinds(report))
+    assert {fault.cost for fault in report.faults} == {"run", "sample"}
+    assert "moov_missing.mp4" in report.describe()
+    assert "memory" not in report.describe()
+    assert json.loads(json.dumps(report.to_dict()))["good"] is False
+    with pytest.raises(DataError):
+        load_recipe(path)
+
+
+def test_all_faults_of_a_recipe_are_shown_beside_those_of_the_data(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="gone.mp4"))
+    (folder / "sft.toml").write_text(
+        f"a = 1\nb = 1\nc = 1\nd = 1\n[[data]]\npath = {json.dumps(str(data))}\n"
+    )
+    report = check_file(folder / "sft.toml")
+    text = report.describe(examples=1)
+    assert text.count("is not a key of a recipe") == 4
+    assert all(f"{key} is missing" in text for key in ("model", "stage", "method", "output"))
+    assert "gone.mp4" in text
+
+
+def test_a_result_to_start_from_may_come_later_than_the_check(folder: Path) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"), entry("b?", video="gone.mp4"))
+    check(folder, data, validation_share=0.0)
+    path = folder / "sft.toml"
+    path.write_text(f'adapters = ["stage1"]\n{path.read_text()}')
+    report = check_file(path)
+    assert {"result_not_there", "missing_file"} <= set(kinds(report))
+    assert {f.cost for f in report.faults if f.kind == "result_not_there"} == {"note"}
+    assert report.lengths is not None
+    with pytest.raises(DataError, match="run the recipe that writes it first"):
+        load_recipe(path)
+
+
+PACKAGES = {
+    "peft": {},
+    "accelerate": {},
+    "matplotlib": {},
+    "bitsandbytes": {"method": "qlora"},
+    "tensorboard": {"tensorboard": True},
+}
+
+
+@pytest.mark.parametrize(("package", "keys"), PACKAGES.items(), ids=PACKAGES)
+def test_what_a_run_would_stop_at_once_for_is_told_by_the_check(
+    folder: Path, monkeypatch: pytest.MonkeyPatch, package: str, keys: dict[str, Any]
+) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"))
+    find_spec = importlib.util.find_spec
+    assert check(folder, data, validation_share=0.0, **keys).lacking == ()
+
+    def find(name: str, *rest: Any) -> Any:
+        return None if name == package else find_spec(name, *rest)
+
+    monkeypatch.setattr(importlib.util, "find_spec", find)
+    report = check(folder, data, validation_share=0.0, **keys)
+    (told,) = report.lacking
+    assert package in told
+    assert f"run needs first  {told}" in report.describe()
+    assert report.to_dict()["run_needs_first"] == [told]
+
+
+def test_a_model_that_is_to_be_fetched_and_a_disk_that_is_too_small_are_told(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    data = write_data(folder, entry("a?", video="cfr30.mp4"))
+    # Three times weights and two states of 3.1 billion values, and the result.
+    keys: dict[str, Any] = {"model": "apollo-3b", "method": "full", "train": ["llm"], "steps": 900}
+    (pull,) = check(folder, data, validation_share=0.0, **keys).lacking[:1]
+    assert pull == "apollo models pull apollo-3b"
+    monkeypatch.setattr(shutil, "disk_usage", lambda place: SimpleNamespace(free=120e9))
+    _, room = check(folder, data, validation_share=0.0, **keys).lacking
+    assert "3 checkpoints and the result take 123.4 GB, free are 120.0" in room
+    assert len(check(folder, data, validation_share=0.0, **keys, keep_checkpoints=1).lacking) == 1
+    old = folder / "out" / "checkpoints" / "step-000100"
+    old.mkdir(parents=True)
+    with (old / "trained.safetensors").open("wb") as file:
+        file.truncate(4_000_000_000)
+    assert len(check(folder, data, validation_share=0.0, **keys).lacking) == 1

@@ -138,6 +138,22 @@ def test_stages_are_run_in_a_row_and_a_fault_of_a_later_one_is_told_before_the_f
     assert capsys.readouterr().out == f"{tmp_path / 'out'}\n{tmp_path / 'last'}\n"
 
 
+def test_what_is_wrong_with_the_data_of_a_later_recipe_is_told_before_the_first_begins(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    first = write_toy(tmp_path, clips=0, steps=1)
+    later = write_toy(tmp_path / "later", clips=0, texts=0, adapters=["../out"])
+    assert main(["finetune", "run", str(first), str(later)]) == 7
+    assert "data.jsonl: is empty" in capsys.readouterr().err
+    same = write_toy(tmp_path / "same", clips=0, output="../out")
+    assert main(["finetune", "run", str(first), str(same)]) == 7
+    assert "an output of its own" in capsys.readouterr().err
+    alone = write_toy(tmp_path / "alone", clips=0, adapters=["../out"])
+    for recipes in ([alone], [alone, first], [first, alone, tmp_path / "none.toml"]):
+        assert main(["finetune", "run", *map(str, recipes)]) == 7
+    assert not (tmp_path / "out").exists()
+
+
 def test_a_merge_over_something_is_a_fault_of_usage(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ):

@@ -220,3 +220,13 @@ def test_an_output_never_writes_over_the_files_of_the_user(tmp_path: Path, outpu
     (tmp_path / "bees" / "out" / "log.jsonl").symlink_to("../../talks/a.jsonl")
     (told,) = faults(tmp_path / "bees", GOOD | {"output": output}, data)
     assert f"is the folder of {owner}" in told
+
+
+def test_a_file_of_data_with_two_media_folders_is_refused_since_its_samples_have_one_name(
+    tmp_path: Path,
+):
+    (tmp_path / "more").mkdir()
+    first, again = '[[data]]\npath = "a.jsonl"\n', '[[data]]\npath = "./a.jsonl"\n'
+    (told,) = faults(tmp_path, GOOD, f'{first}{again}media = "more"\n')
+    assert "a.jsonl is named twice, with two media folders; copy the file" in told
+    assert load_recipe(write(tmp_path, GOOD, f'{first}{again}media = "."\n'))
