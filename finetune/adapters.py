@@ -270,8 +270,7 @@ def save_result(
         reason = getattr(error, "strerror", None) or error
         raise DataError(
             f"the result {folder} cannot be written ({reason})",
-            next_step="make room or choose another output, and run again: it goes on from the "
-            "last checkpoint",
+            next_step="make room and run again: it goes on from the last checkpoint",
         ) from None
     finally:
         shutil.rmtree(unfinished, ignore_errors=True)

@@ -10,6 +10,7 @@ from typing import Any
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError, WeightsError
+from apollo_cli.finetune.data.readers import is_text
 from apollo_cli.finetune.stages import (
     METHODS,
     SCHEDULES,
@@ -160,16 +161,21 @@ def write_project(
         raise DataError(f"--method {method}", f"allowed are {', '.join(METHODS)}")
     sources = [tidy(path) for path in data]
     for source in sources:
-        if not source.is_file():
-            raise DataError(
-                f"--data {source} {describe_place(source)}", "a file of samples is needed"
-            )
+        _check_data(source)
     values, name = _llm_values(model), _model_name(model)
     plans = plans_of(schedule)
     files = [folder / plan.file for plan in plans]
     taken = [path for path in files if path.exists()]
     if taken:
-        raise DataError(f"{taken[0]} exists", "a folder without recipes is needed")
+        raise DataError(
+            f"{taken[0]} exists",
+            "a folder without recipes is needed",
+            "name another folder, or go on with the recipe that is there",
+        )
+    if folder.exists() and not folder.is_dir():
+        raise DataError(
+            f"{folder} {describe_place(folder)}", "a folder is needed", "name another one"
+        )
     try:
         folder.mkdir(parents=True, exist_ok=True)
         for plan, path in zip(plans, files, strict=True):
@@ -178,6 +184,21 @@ def write_project(
     except OSError as error:
         raise DataError(f"{folder} cannot be written ({error.strerror or error})") from None
     return files
+
+
+def _check_data(source: Path) -> None:
+    if not source.is_file():
+        raise DataError(f"--data {source} {describe_place(source)}", "a file of samples is needed")
+    try:
+        text = is_text(source)
+    except OSError as error:
+        raise DataError(f"--data {source} cannot be read ({error.strerror or error})") from None
+    if not text:
+        raise DataError(
+            f"--data {source} is no text",
+            "JSON lines, a JSON list or CSV, which name the videos",
+            "docs/finetuning.md shows how such a file is written",
+        )
 
 
 def render(

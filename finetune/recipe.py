@@ -13,13 +13,21 @@ from typing import Any, Literal
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.places import TABLES, list_doubles, list_missing, list_overlaps
-from apollo_cli.finetune.stages import STAGES, Method, Part, StageName
+from apollo_cli.finetune.stages import METHODS, STAGES, Method, Part, StageName
 from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, Check, spell
 from apollo_cli.finetune.words import count, describe_place, tidy
 from apollo_cli.weights.registry import known_models, resolve
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
 _LARGEST_FILE = 1_000_000
+# What to write for keys without a default.
+_NEEDED = {
+    "model": 'name one, such as "apollo-3b"',
+    "stage": f"allowed are {', '.join(map(spell, STAGES))}",
+    "method": f"allowed are {', '.join(map(spell, METHODS))}",
+    "output": 'name a folder for the result, such as "out"',
+    "data": "write [[data]], then path = ...",
+}
 
 
 @dataclass(frozen=True)
@@ -180,8 +188,10 @@ def _parse(path: Path) -> dict[str, Any]:
         if path.stat().st_size > _LARGEST_FILE:
             raise DataError(f"{path} is over a megabyte", "a recipe is a short TOML file")
         return tomllib.loads(path.read_text("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError, RecursionError) as error:
+    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
         raise DataError(f"{path} is not valid TOML ({error})") from None
+    except RecursionError:
+        raise DataError(f"{path} is not valid TOML (brackets in brackets without end)") from None
     except OSError as error:
         raise DataError(f"{path} cannot be read ({error.strerror or error})") from None
 
@@ -218,7 +228,9 @@ def _checked(raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[st
         values["train"] = STAGES[values["stage"]].trains
     needed = [f.name for f in fields(Recipe) if f.default is MISSING and f.name != "path"]
     given = {*raw, *tables, *values}
-    faults += [f"{key} is missing" for key in needed if key not in given and key != "train"]
+    faults += [
+        f"{key} is missing; {_NEEDED[key]}" for key in needed if key not in given and key != "train"
+    ]
     return values, faults
 
 

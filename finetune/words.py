@@ -6,6 +6,7 @@ import os
 import stat
 import tempfile
 from pathlib import Path
+from typing import Any
 
 _KINDS = {
     stat.S_IFREG: "a file",
@@ -21,6 +22,12 @@ def count(number: int, what: str) -> str:
         what: one of them, as a word or words that take an s.
     """
     return f"{number} {what}" if number == 1 else f"{number} {what}s"
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, such as ``a list``."""
+    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return words.get(type(value), "nothing" if value is None else "a number")
 
 
 def tidy(path: Path | str) -> Path:

@@ -13,7 +13,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 from apollo_cli.finetune.data.faults import Fault, Refused
 from apollo_cli.finetune.data.media import MediaFolder, shorten
 from apollo_cli.finetune.data.sample import Sample, Visual
-from apollo_cli.finetune.words import count
+from apollo_cli.finetune.words import count, kind_of
 from apollo_cli.model.prompt import Turn
 
 # A run of white space is tried from its start only, however long it is.
@@ -70,8 +70,8 @@ class _Talk:
     faults: list[Fault] = field(default_factory=list)
     is_whole: bool = True
 
-    def refuse(self, kind: str, received: str, allowed: str = "") -> NoReturn:
-        raise Refused(Fault(kind, self.entry.where, received, allowed))
+    def refuse(self, kind: str, received: str, allowed: str = "", next_step: str = "") -> NoReturn:
+        raise Refused(Fault(kind, self.entry.where, received, allowed, next_step))
 
     def add(self, kind: str, received: str) -> None:
         """Note a fault that does not keep the rest of the entry from being read."""
@@ -150,18 +150,20 @@ def _messages(talk: _Talk) -> list[tuple[str, Any]]:
     key = "messages" if "messages" in fields else "conversations"
     messages = fields.get(key)
     if not isinstance(messages, list):
-        what = f"{key} is {_type(messages)}" if key in fields else "it has no messages"
+        what = f"{key} is {kind_of(messages)}" if key in fields else "it has no messages"
         talk.refuse("wrong_type", what, "messages or conversations is a list")
     found: list[tuple[str, Any]] = []
     if fields.get("system"):
         found.append(("system", fields["system"]))
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
-            talk.refuse("wrong_type", f"message {number} is {_type(message)}", "it is an object")
+            talk.refuse("wrong_type", f"message {number} is {kind_of(message)}", "it is an object")
         role = message.get("role", message.get("from"))
         if not isinstance(role, str) or role not in _ROLES:
             words = "no role" if role is None else f"role {shorten(str(role), 40)}"
-            talk.refuse("wrong_role", f"message {number} has {words}", "user, assistant, system")
+            allowed = "roles are user, assistant and system"
+            remedy = "leave it out, or give it one of these"
+            talk.refuse("wrong_role", f"message {number} has {words}", allowed, remedy)
         content = message.get("content", message.get("value"))
         found.append((_ROLES[role], content))
     return found
@@ -178,7 +180,7 @@ def _joined(talk: _Talk, content: Any) -> str:
     if isinstance(content, str):
         content = [{"type": "text", "text": content}]
     if not isinstance(content, list):
-        talk.refuse("wrong_type", f"a content is {_type(content)}", "text or a list of parts")
+        talk.refuse("wrong_type", f"a content is {kind_of(content)}", "text or a list of parts")
     pieces: list[str] = []
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
@@ -305,7 +307,7 @@ def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
     if value is None:
         return None
     if isinstance(value, bool) or not isinstance(value, int | float):
-        talk.refuse("wrong_type", f"{key} is {_type(value)}", f"{key} is a number of seconds")
+        talk.refuse("wrong_type", f"{key} is {kind_of(value)}", f"{key} is a number of seconds")
     if not 0 <= value <= _LATEST_SECONDS:
         talk.refuse("wrong_window", f"{key} is {shorten(str(value), 40)}")
     return float(value)
@@ -318,13 +320,8 @@ def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
     if not isinstance(choices, list) or not all(
         isinstance(c, str) and c.strip() and not _SURROGATE.search(c) for c in choices
     ):
-        talk.refuse("wrong_type", f"choices is {_type(choices)}", "choices is a list of texts")
+        talk.refuse("wrong_type", f"choices is {kind_of(choices)}", "choices is a list of texts")
     stripped = tuple(choice.strip() for choice in choices)
     if stripped and turns and turns[-1].answer not in stripped:
         talk.note("answer_not_a_choice", f"{shorten(turns[-1].answer, 60)} is not among choices")
     return stripped
-
-
-def _type(value: Any) -> str:
-    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
-    return words.get(type(value), "nothing" if value is None else "a number")

@@ -33,6 +33,7 @@ KINDS: dict[str, FaultKind] = {
     "unknown_format": FaultKind("run", _FORMATS, "set format in the recipe, or convert the file"),
     "cut_file": FaultKind("run", "a whole JSON list or CSV file", "copy or write the file again"),
     "missing_column": FaultKind("run", "a CSV needs question and answer", "add the column"),
+    "double_column": FaultKind("run", "each column once", "take one out"),
     "no_samples": FaultKind("run", "at least one sample to train on", "repair or add samples"),
     # The form of one sample.
     "broken_line": FaultKind("sample", f"one JSON object a line; {_UTF8}", "repair the line"),

@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apollo_cli.finetune.data.faults import Fault, Refused
+from apollo_cli.finetune.words import kind_of
 from apollo_cli.video.opening import shown
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
@@ -42,7 +43,7 @@ class MediaFolder:
             Refused: it is no path, leaves the folder, is missing, or is no plain file.
         """
         if not isinstance(name, str) or not name.strip() or "\0" in name:
-            what = "an empty path" if isinstance(name, str) else f"a {type(name).__name__}"
+            what = "an empty path" if isinstance(name, str) else kind_of(name)
             raise Refused(Fault("wrong_type", where, f"{kind} is {what}", f"{kind} is a path"))
         if name not in self._found:
             self._found[name] = self._look(name)

@@ -77,8 +77,20 @@ def load_samples(source: DataSource, label: str = "") -> tuple[list[Sample], lis
     return samples, faults
 
 
+def is_text(path: Path) -> bool:
+    """Whether a file begins as one of samples may, not as a video or a picture.
+
+    Raises:
+        OSError: it cannot be read.
+    """
+    with path.open("rb") as file:
+        return b"\0" not in file.read(_HEAD_BYTES)
+
+
 def _digest(sample: Sample) -> bytes:
-    content = repr((sample.turns, sample.visuals)).encode("utf-8", "backslashreplace")
+    content = repr((sample.turns, sample.visuals, sample.choices)).encode(
+        "utf-8", "backslashreplace"
+    )
     return hashlib.blake2b(content, digest_size=16).digest()
 
 
@@ -136,6 +148,10 @@ def _list_values(path: Path, name: str) -> Iterator[tuple[str, Any] | Fault]:
 
     position, number = skip(skip(0) + 1), 0
     while text[position : position + 1] != "]" or number:
+        if text[position : position + 1] == "]":
+            words = "a comma stands behind the last entry"
+            yield Fault("cut_file", f"{name} entry {number}", words, next_step="take it out")
+            return
         number += 1
         where = f"{name} entry {number}"
         try:
@@ -164,6 +180,12 @@ def _line_values(path: Path, name: str) -> Iterator[tuple[str, Any] | Fault]:
                 line = line.removeprefix(b"\xef\xbb\xbf")
             if not line.strip():
                 continue
+            if len(line) == _LONGEST_LINE and not line.endswith(b"\n"):
+                words = f"it is longer than {_LONGEST_LINE / 1e6:.0f} MB"
+                yield Fault("broken_line", where, words, "one talk a line", "part it into lines")
+                while (rest := file.readline(_LONGEST_LINE)) and not rest.endswith(b"\n"):
+                    pass
+                continue
             try:
                 yield where, json.loads(line.decode("utf-8"))
             except UnicodeDecodeError:
@@ -173,6 +195,8 @@ def _line_values(path: Path, name: str) -> Iterator[tuple[str, Any] | Fault]:
 
 
 def _reason(error: Exception) -> str:
+    if isinstance(error, RecursionError):
+        return "brackets in brackets without end"
     return str(error).partition(": line")[0].lower()
 
 
@@ -192,6 +216,12 @@ def _csv_entries(path: Path, name: str, *, is_sure: bool) -> Iterator[Entry | Fa
                 return
             if missing:
                 yield Fault("missing_column", f"{name}:1", f"no column {' and '.join(missing)}")
+                return
+            double = [column for column in _COLUMNS if header.count(column) > 1]
+            if double:
+                yield Fault(
+                    "double_column", f"{name}:1", f"{' and '.join(double)} stand there twice"
+                )
                 return
             for column in (column for column in header if column not in _COLUMNS):
                 yield Fault("unknown_column", f"{name}:1", f'"{shorten(column, 60)}"')

@@ -15,7 +15,13 @@ from apollo_cli.errors import FitError, MediaError, UsageError
 from apollo_cli.finetune.data.facts import FactsCache, FileFacts
 from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.sample import Sample, Visual
-from apollo_cli.finetune.training.examples import IGNORED, plan_sample, reserve_of, spell_turns
+from apollo_cli.finetune.training.examples import (
+    IGNORED,
+    is_bound,
+    plan_sample,
+    reserve_of,
+    spell_turns,
+)
 from apollo_cli.planning import Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
@@ -68,12 +74,13 @@ class Ruler:
             plans, prefix = self._look(sample, infos, len(labels))
         except FitError as error:
             words = error.received.removeprefix(f"{sample.name}: ")
-            faults.append(Fault("too_long", sample.name, words, error.allowed))
+            faults.append(Fault("too_long", sample.name, words, error.allowed, error.next_step))
             return None
         for visual, plan in zip(sample.visuals, plans, strict=True):
             if len(plan) < plan.wanted_clips:
                 words = f"{shown(visual.path.name)}: {plan.describe()}"
-                faults.append(Fault("thinned", sample.name, words))
+                remedy = "" if is_bound(self.planner, self.max_tokens) else "set from and to"
+                faults.append(Fault("thinned", sample.name, words, next_step=remedy))
         coverage = min((plan.coverage for plan in plans), default=1.0)
         return Length(prefix + len(labels), trained, sum(map(len, plans)), coverage)
 

@@ -115,6 +115,11 @@ def reserve_of(text_tokens: int) -> int:
     return -(-text_tokens // RESERVE_STEP) * RESERVE_STEP
 
 
+def is_bound(planner: Planner, max_tokens: int | None) -> bool:
+    """Whether the recipe, not the model's context, says how long a sample may be."""
+    return max_tokens is not None and max_tokens < planner.config.context
+
+
 def plan_sample(
     planner: Planner,
     sample: Sample,
@@ -134,7 +139,9 @@ def plan_sample(
     """
     budget = min(planner.config.context, max_tokens or planner.config.context)
     text = len(spell_turns(planner.prompts, sample.turns, bool(infos))[0])
-    allowed = f"allowed are {budget}", "shorten the sample's text or raise max_tokens"
+    allowed = f"allowed are {budget}", "shorten the sample's text"
+    if is_bound(planner, max_tokens):
+        allowed = allowed[0], f"{allowed[1]} or raise max_tokens"
     if not infos:
         if text > budget:
             raise FitError(f"{sample.name}: the text has {text} tokens", *allowed)

@@ -218,5 +218,5 @@ def _not_installed(package: str) -> DataError:
 def _cannot_write(path: Path, error: OSError) -> DataError:
     return DataError(
         f"{path} cannot be written ({error.strerror or error})",
-        next_step="make room or choose another output, then run the same command again",
+        next_step="make room, then run the same command again",
     )

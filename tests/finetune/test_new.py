@@ -18,6 +18,7 @@ from apollo_cli.finetune.recipe import Recipe, load_recipe
 from apollo_cli.finetune.stages import METHODS, SCHEDULES, STAGES, Method
 from apollo_cli.finetune.values import CHECKS
 from tests import tiny
+from tests.cases import FOLDER as MEDIA
 
 MODELS = ("apollo-nano", "apollo-1.5b", "apollo-3b", "apollo-7b")
 
@@ -130,6 +131,21 @@ def test_what_is_missing_is_said(tmp_path: Path, data: Path):
 def test_a_folder_in_place_of_the_data_is_not_called_missing(tmp_path: Path):
     with pytest.raises(DataError, match=rf"--data {tmp_path} is a folder; a file of samples"):
         write_project(tmp_path / "bees", [tmp_path / "x" / ".."], "apollo-nano", "lora")
+
+
+@pytest.mark.parametrize("name", ["cfr30.mp4", "photo.jpg"])
+def test_a_video_or_picture_is_no_file_of_samples(tmp_path: Path, name: str):
+    with pytest.raises(DataError, match=rf"{name} is no text; JSON lines"):
+        write_project(tmp_path / "bees", [MEDIA / name], "apollo-nano", "lora")
+    assert not (tmp_path / "bees").exists()
+
+
+def test_a_place_that_is_taken_is_told_with_a_way_out(tmp_path: Path, data: Path):
+    with pytest.raises(DataError, match=r"bees\.jsonl is a file; a folder is needed; name another"):
+        write_project(data, [data], "apollo-nano", "lora")
+    write_project(tmp_path / "bees", [data], "apollo-nano", "lora")
+    with pytest.raises(DataError, match=r"sft\.toml exists; .*; name another folder, or go on"):
+        write_project(tmp_path / "bees", [data], "apollo-nano", "lora")
 
 
 def test_the_next_command_can_be_pasted_whatever_the_folder_is_called(

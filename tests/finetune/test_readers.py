@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from apollo_cli.finetune.data import readers
 from apollo_cli.finetune.data.conversations import _TAG
 from apollo_cli.finetune.data.faults import KINDS, Fault
 from apollo_cli.finetune.data.readers import load_samples
@@ -284,6 +285,7 @@ def test_a_broken_line_costs_itself_only(folder: Path) -> None:
         (b'[{"messages": []}] tail', "cut_file", "d entry 1"),
         (b"question,video\nx,y\n", "missing_column", "d:1"),
         (b'question,answer\n"a,b\n', "cut_file", "d:2"),
+        (b"question,answer,Answer\na,b,c\n", "double_column", "d:1"),
         (b"question,answer\na,b,c\n", "wrong_type", "d:2"),
         (b"question,answer,from\na,b,soon\n", "wrong_type", "d:2"),
         (b"question,answer,vdeo\na,b,c\n", "unknown_column", "d:1"),
@@ -295,6 +297,57 @@ def test_a_fault_of_a_file_has_a_name_and_a_place(
     (tmp_path / "d").write_bytes(content)
     _, faults = load_samples(DataSource(tmp_path / "d"))
     assert (kind, where) in [(fault.kind, fault.where) for fault in faults]
+
+
+TALKS = '{"messages": [{"role": "user", "content": "a"}, {"role": "assistant", "content": "b"}]}'
+
+
+@pytest.mark.parametrize(
+    ("content", "words"),
+    [
+        (f"[{TALKS},\n ]", "a comma stands behind the last entry; a whole JSON list or CSV file; "
+         "take it out"),
+        ("[" * 100_000, "brackets in brackets without end"),
+        ('{"a": ' + "[" * 100_000, "brackets in brackets without end"),
+        ('{"messages": [{"role": "tool", "content": "a"}]}',
+         "role tool; roles are user, assistant and system; leave it out, or give it one of these"),
+        (f'{TALKS[:-1]}, "video": 7}}', "video is a number; video is a path"),
+        (f'{TALKS[:-1]}, "image": [["a.jpg"]]}}', "image is a list; image is a path"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_is_told_in_the_words_of_the_file(
+    tmp_path: Path, content: str, words: str
+) -> None:
+    (tmp_path / "d").write_text(content)
+    _, faults = load_samples(DataSource(tmp_path / "d"))
+    assert any(words in fault.message for fault in faults), [f.message for f in faults]
+    assert not any("recursion" in fault.message for fault in faults)
+
+
+def test_a_line_without_end_costs_itself_only(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(readers, "_LONGEST_LINE", 200)
+    long = json.dumps({"messages": "a" * 950})
+    for last in ("", "\n"):
+        (tmp_path / "d").write_text("\n".join([TALKS, long, TALKS.replace("b", "c"), long]) + last)
+        samples, faults = load_samples(DataSource(tmp_path / "d"))
+        assert [sample.name for sample in samples] == ["d:1", "d:3"]
+        assert [(fault.kind, fault.where) for fault in faults] == [
+            ("broken_line", "d:2"),
+            ("broken_line", "d:4"),
+        ]
+        assert "it is longer than" in faults[0].received
+    exact = TALKS.ljust(199) + "\n" + TALKS.replace("b", "c").ljust(199)
+    (tmp_path / "d").write_text(exact)
+    assert [len(found) for found in load_samples(DataSource(tmp_path / "d"))] == [2, 0]
+
+
+def test_samples_with_other_choices_are_not_the_same(folder: Path) -> None:
+    asked = {"messages": messages(("user", "Which?"), ("assistant", "red"))}
+    choices = [["red", "green"], ["red", "blue"], ["red", "blue"]]
+    _, faults = load(folder, *({**asked, "choices": each} for each in choices))
+    assert [(fault.kind, fault.where) for fault in faults] == [("duplicate", "d.jsonl:3")]
 
 
 def test_a_data_file_that_cannot_be_read_is_never_opened(tmp_path: Path) -> None:

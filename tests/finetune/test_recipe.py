@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -114,7 +115,8 @@ def test_a_fault_of_the_data_is_named(tmp_path: Path, data: str, words: str):
 @pytest.mark.parametrize("missing", GOOD)
 def test_a_missing_key_is_named(tmp_path: Path, missing: str):
     values = {key: value for key, value in GOOD.items() if key != missing}
-    assert f"{missing} is missing" in faults(tmp_path, values)
+    (told,) = [fault for fault in faults(tmp_path, values) if fault.startswith(missing)]
+    assert re.match(rf"{missing} is missing; (allowed are|name) ", told)
 
 
 @pytest.mark.parametrize(
@@ -126,6 +128,7 @@ def test_a_file_that_is_no_recipe_is_refused_in_one_line(tmp_path: Path, raw: by
     with pytest.raises(DataError) as caught:
         load_recipe(path)
     assert "\n" not in str(caught.value)
+    assert "recursion" not in str(caught.value)
 
 
 def test_a_recipe_that_is_not_there_says_how_to_write_one(tmp_path: Path):

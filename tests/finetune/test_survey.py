@@ -97,6 +97,18 @@ def test_text_that_does_not_fit_is_too_long(planner: Planner, visuals: tuple[Vis
     assert "1024" in faults[0].message
 
 
+@pytest.mark.parametrize("most", [None, 500, 5000])
+def test_max_tokens_is_a_remedy_only_where_it_is_the_bound(
+    planner: Planner, most: int | None
+) -> None:
+    samples = [sample(*[video(LONG)] * 3), sample(answer="word " * 2000)]
+    _, faults = survey(planner, *samples, max_tokens=most)
+    told = {fault.kind: fault.message for fault in faults}
+    assert {"thinned", "too_long"} <= told.keys()
+    for kind in ("thinned", "too_long"):
+        assert ("raise max_tokens" in told[kind]) == (most == 500)
+
+
 def test_a_pipe_is_told_at_once(planner: Planner, tmp_path: Path) -> None:
     os.mkfifo(tmp_path / "pipe.mp4")
     _, faults = survey(planner, sample(video(tmp_path / "pipe.mp4")))
