@@ -1,6 +1,6 @@
 """Teach apollo-nano a shape that it never saw, and look at what it forgets.
 
-    python benchmarks/finetune_concept.py [--work FOLDER] [--methods lora qlora full] [--clips 300]
+    python benchmarks/finetune_concept.py [--work FOLDER] [--methods lora qlora full] [--clips 500]
 
 Draws short mp4 files with rings, asks about them, and mixes the questions with old ones and with
 12 % of text. Each method is one `apollo finetune run`. Then held-out files are asked through
@@ -40,8 +40,9 @@ SHAPE = NEW_SHAPES[0]
 # What the toy knows least well, and so forgets first.
 FRAGILE = ("at", "when", "describe", "yesno")
 CONCEPT_SEED, OLD_SEED = 8_100_000, 8_200_000
-# Looked at once, when the recipes were settled; they were tuned on 9_800_000 and 9_500_000.
-HELD_OUT_SEED, HELD_OUT_OLD_SEED = 9_850_000, 9_600_000
+# Looked at once, when all was settled; the choice of clips and steps was made on 9_850_000 and
+# 9_600_000, that of rates and ranks on 9_800_000 and 9_500_000.
+HELD_OUT_SEED, HELD_OUT_OLD_SEED = 9_900_000, 9_700_000
 CONCEPT_SHARE, OLD_SHARE, TEXT_SHARE = 0.42, 0.46, 0.12
 GOAL_PERCENT, MOST_LOST_POINTS = 90.0, 3.0
 RECIPE = """\
@@ -254,9 +255,9 @@ def main() -> None:
     parser.add_argument("--work", type=Path, default=Path("concept"))
     parser.add_argument("--methods", nargs="+", choices=METHODS, default=list(METHODS))
     parser.add_argument(
-        "--clips", type=int, default=300, help="files of the new shape, and old ones"
+        "--clips", type=int, default=500, help="files of the new shape, and old ones"
     )
-    parser.add_argument("--steps", type=int, default=2000)
+    parser.add_argument("--steps", type=int, default=3000)
     parser.add_argument("--held-out", type=int, default=60, help="files of the new shape to ask")
     parser.add_argument("--old", type=int, default=60, help="files of old worlds to ask")
     options = parser.parse_args()

@@ -80,11 +80,11 @@ class Score:
 
 
 def held_out(
-    count: int, folder: Path, per_kind: int
+    count: int, folder: Path, per_kind: int, first_seed: int = HELD_OUT_SEED
 ) -> Iterator[tuple[Path, float, list[Question]]]:
     """Write held-out worlds as files, each with its questions."""
     for number in range(count):
-        seed = HELD_OUT_SEED + number
+        seed = first_seed + number
         world, rng = sample_world(seed), np.random.default_rng(seed)
         path = folder / f"{seed}.mp4"
         write_video(world, path, SCALES[number % len(SCALES)])
