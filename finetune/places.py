@@ -11,6 +11,7 @@ from apollo_cli.errors import ApolloError
 from apollo_cli.finetune.words import describe_place
 from apollo_cli.weights.adapter import MANIFEST
 from apollo_cli.weights.files import read_json
+from apollo_cli.weights.manifests import hash_file
 
 TABLES = ("data", "validation")
 # Files of a result that other files are called by too.
@@ -63,7 +64,9 @@ def list_overlaps(recipe: Path, values: dict[str, Any]) -> Iterator[str]:
                 )
                 break
     sources = [(name, source) for name in TABLES for source in values.get(name, ())]
-    files = [("this recipe", recipe), *((f"a file of {n}", source.path) for n, source in sources)]
+    files = [(f"a file of {name}", source.path) for name, source in sources]
+    if not _is_of_result(recipe, place):
+        files.insert(0, ("this recipe", recipe))
     owned = [(what, path.parent) for what, path in files]
     owned += [("the media", source.media) for _, source in sources if source.media is not None]
     taken = next((what for what, folder in owned if place == _real(folder)), None)
@@ -85,6 +88,15 @@ def list_doubles(values: dict[str, Any]) -> Iterator[str]:
         folder = _real(source.media or source.path.parent)
         if media.setdefault(place, folder) != folder:
             yield f"data: {source.path} is named twice, with two media folders; copy the file"
+
+
+def _is_of_result(recipe: Path, output: Path) -> bool:
+    """Whether a recipe is the one that a run wrote down beside its result there."""
+    try:
+        written = read_json(output / MANIFEST)["files"]["recipe.toml"]
+        return _real(recipe).parent == output and hash_file(recipe).sha256 == written
+    except (ApolloError, OSError, KeyError, TypeError):
+        return False
 
 
 def _stands_on(adapter: Path) -> Iterator[Path]:

@@ -193,6 +193,11 @@ def test_the_result_tells_its_recipe_and_what_the_run_adds(checkpoint: Path, tmp
     tensors = load_file(recipe.output / "adapter_model.safetensors")
     assert {tensor.dtype for tensor in tensors.values()} == {torch.float32}
     assert len(tensors) == 2 * 7 * 2
+    # What the run wrote down is its own to write over; what the user made of it is not.
+    with (recipe.output / "recipe.toml").open("a") as file:
+        file.write("# mine\n")
+    with pytest.raises(DataError, match="is the folder of this recipe"):
+        load_recipe(recipe.output / "recipe.toml")
 
 
 def test_a_disk_that_takes_no_more_leaves_no_result(
