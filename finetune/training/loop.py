@@ -105,12 +105,8 @@ def run_recipe(
         prepared = prepare(
             recipe, found, team, quarantine, device=device, say=tell, on_progress=on_progress
         )
-        if saved is not None:
-            # However many samples can be read by now.
-            steps = int(saved.facts.get("steps", prepared.steps))
-            prepared = replace(prepared, steps=steps)
         _run(
-            prepared,
+            _as_begun(prepared, saved),
             team,
             quarantine,
             identity=identity,
@@ -122,6 +118,12 @@ def run_recipe(
     if team.num_processes > 1:
         team.end_training()
     return recipe.output
+
+
+def _as_begun(prepared: Prepared, saved: Saved | None) -> Prepared:
+    """A run with as many steps as it began with, however many samples can be read by now."""
+    steps = saved.facts.get("steps") if saved else None
+    return prepared if steps is None else replace(prepared, steps=int(steps))
 
 
 def _run(
