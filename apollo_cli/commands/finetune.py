@@ -87,6 +87,7 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
     """
     from apollo_cli.finetune.data.dataset import load_dataset
     from apollo_cli.finetune.recipe import load_recipe
+    from apollo_cli.weights.locate import locate_model
 
     # What is wrong with a later one is told before the first begins; it may stand on the results
     # of earlier ones.
@@ -99,6 +100,7 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
         writers[loaded.output] = path
         if len(recipes) > 1:
             load_dataset(loaded).check_runnable()
+            locate_model(loaded.model)
     # Looked up before anything heavy is imported, so that a lack is told at once.
     missing = [name for name in ("accelerate", "peft") if importlib.util.find_spec(name) is None]
     if missing:

@@ -148,6 +148,9 @@ def test_what_is_wrong_with_the_data_of_a_later_recipe_is_told_before_the_first_
     same = write_toy(tmp_path / "same", clips=0, output="../out")
     assert main(["finetune", "run", str(first), str(same)]) == 7
     assert "an output of its own" in capsys.readouterr().err
+    large = write_toy(tmp_path / "large", clips=0, model="apollo-3b")
+    assert main(["finetune", "run", str(first), str(large)]) == 5
+    assert "apollo models pull apollo-3b" in capsys.readouterr().err
     alone = write_toy(tmp_path / "alone", clips=0, adapters=["../out"])
     for recipes in ([alone], [alone, first], [first, alone, tmp_path / "none.toml"]):
         assert main(["finetune", "run", *map(str, recipes)]) == 7
