@@ -5,7 +5,7 @@
 Draws short mp4 files with rings, asks about them, and mixes the questions with old ones and with
 12 % of text. Each method is one `apollo finetune run`. Then held-out files are asked through
 `apollo_cli.load(adapter=...)`: clips with a ring, and worlds as in the toy's own gate table.
-Prints the share of right answers before and after. Takes about an hour on one core; what is there
+Prints the share of right answers before and after. Takes about two hours on one core; what is there
 already is not made again.
 """
 
