@@ -16,6 +16,7 @@ from safetensors.torch import save_file
 from torch import nn
 
 from apollo_cli.errors import DataError
+from apollo_cli.finetune.needs import check_method
 from apollo_cli.finetune.recipe import Recipe, to_toml
 from apollo_cli.finetune.stages import PARTS, Part, learning_rates
 from apollo_cli.hardware import HardwareChoice, choose_device, import_fault
@@ -96,13 +97,8 @@ def load_base(
     located = locate_model(recipe.model)
     found = read_checkpoint(located.folder)
     check_base(chain, found)
+    check_method(recipe, found)
     stored = stored_kind(found)
-    if stored is not None and recipe.method == "full" and "llm" in recipe.train:
-        raise DataError(
-            f'method = "full": {located.name} stores its language model in {stored}',
-            'such weights are frozen; allowed is "qlora"',
-            "or take the model that it was made from",
-        )
     network, checkpoint = load_model(
         located.folder,
         device=hardware.device,

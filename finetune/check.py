@@ -7,7 +7,7 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 
-from apollo_cli.errors import DeviceError, WeightsError
+from apollo_cli.errors import DataError, DeviceError, WeightsError
 from apollo_cli.finetune.data.dataset import Dataset, load_dataset
 from apollo_cli.finetune.data.facts import FileFacts, facts_file
 from apollo_cli.finetune.data.faults import Fault
@@ -19,7 +19,12 @@ from apollo_cli.finetune.data.survey import (
     measure_samples,
     probe_files,
 )
-from apollo_cli.finetune.needs import choose_hardware, describe_needs, list_lacking
+from apollo_cli.finetune.needs import (
+    check_method,
+    choose_hardware,
+    describe_needs,
+    list_lacking,
+)
 from apollo_cli.finetune.places import TABLES, list_absent
 from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe, load_recipe, read_recipe
@@ -30,7 +35,8 @@ from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.opening import shown
 from apollo_cli.watching import Progress, no_progress
-from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.adapter import check_base, resolve_chain
+from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
 
@@ -41,10 +47,10 @@ _OF_RECIPES = ("unknown_model", "text_share", "text_teaches_nothing", "output_no
 
 @dataclass(frozen=True)
 class _Model:
-    """What plans for the model of a recipe. is_here: whether its own tokenizer counts."""
+    """What plans for the model of a recipe. checkpoint: its own files, which count tokens too."""
 
     planner: Planner
-    is_here: bool
+    checkpoint: Checkpoint | None
     assumed: tuple[str, ...]
 
 
@@ -107,7 +113,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         if length is not None
     }
     dataset = dataset.settle(measured)
-    faults = [*dataset.faults, *found, *machine]
+    faults = [*dataset.faults, *found, *machine, *_start_faults(recipe, model.checkpoint)]
     dataset = dataset.without_broken(measured)
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "no sample can be trained on"))
@@ -122,9 +128,11 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         report,
         lengths=LengthFacts.of(kept, allowed),
         estimate=_needs(recipe, model, kept, report.steps, hardware),
-        lacking=tuple(list_lacking(recipe, model.planner.config, report.steps, model.is_here)),
+        lacking=tuple(
+            list_lacking(recipe, model.planner.config, report.steps, model.checkpoint is not None)
+        ),
         assumed=model.assumed,
-        previews=_previews(dataset.samples, files, ruler) if model.is_here else (),
+        previews=_previews(dataset.samples, files, ruler) if model.checkpoint else (),
     )
 
 
@@ -151,6 +159,19 @@ def _look_at_machine(recipe: Recipe) -> tuple[HardwareChoice | None, list[Fault]
         return None, [*faults, fault]
 
 
+def _start_faults(recipe: Recipe, checkpoint: Checkpoint | None) -> list[Fault]:
+    """Why the run could not start from its model and its adapters, as far as these are here."""
+    if checkpoint is None:
+        return []
+    try:
+        check_method(recipe, checkpoint)
+        if not list_absent(recipe.adapters):
+            check_base(resolve_chain(recipe.adapters), checkpoint)
+    except (DataError, WeightsError) as error:
+        return [Fault("unfit_start", shown(recipe.path.name), error.message)]
+    return []
+
+
 def _needs(
     recipe: Recipe,
     model: _Model,
@@ -174,7 +195,8 @@ def _find_model(recipe: Recipe) -> _Model:
     source = resolve(recipe.model)
     folder = find_local(source)
     if folder is not None:
-        return _Model(load_planner(read_checkpoint(folder), recipe.template), True, ())
+        checkpoint = read_checkpoint(folder)
+        return _Model(load_planner(checkpoint, recipe.template), checkpoint, ())
     if source.entry is None:
         raise WeightsError(
             f"the shape of {source.name} is not known",
@@ -182,7 +204,7 @@ def _find_model(recipe: Recipe) -> _Model:
         )
     found = assumed_planner(source.entry, recipe.template)
     note = f"{source.name} is not on this machine, so tokens are estimates"
-    return _Model(found.planner, False, (note, *found.assumed))
+    return _Model(found.planner, None, (note, *found.assumed))
 
 
 def _report(recipe: Recipe, dataset: Dataset, faults: Sequence[Fault]) -> CheckReport:

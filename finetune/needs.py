@@ -13,7 +13,7 @@ from pathlib import Path
 
 import numpy as np
 
-from apollo_cli.errors import DeviceError
+from apollo_cli.errors import DataError, DeviceError
 from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.estimate import (
     FLOAT32,
@@ -29,6 +29,8 @@ from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.video.opening import shown
+from apollo_cli.weights.bits import stored_kind
+from apollo_cli.weights.checkpoint import Checkpoint
 
 # Side of the matrices by which the speed of a device is felt out; and how often.
 _SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}
@@ -48,6 +50,21 @@ def choose_hardware(recipe: Recipe) -> HardwareChoice:
         value = "float32" if key == "dtype" else "cpu"
         remedy = f'set {key} = "{value}" in the recipe, or leave {key} out'
         raise DeviceError(error.received, error.allowed, remedy) from None
+
+
+def check_method(recipe: Recipe, checkpoint: Checkpoint) -> None:
+    """Refuse to train weights whole that are stored in few bits.
+
+    Raises:
+        DataError: the method cannot train this checkpoint.
+    """
+    stored = stored_kind(checkpoint)
+    if stored is not None and recipe.method == "full" and "llm" in recipe.train:
+        raise DataError(
+            f'method = "full": {recipe.model} stores its language model in {stored}',
+            'such weights are frozen; allowed is "qlora"',
+            "or take the model that it was made from",
+        )
 
 
 def describe_needs(

@@ -93,6 +93,7 @@ KINDS: dict[str, FaultKind] = {
         "note", "a result to start from", "run the recipe that writes it first, or both in a row"
     ),
     "unknown_model": FaultKind("run"),
+    "unfit_start": FaultKind("run"),
     "output_not_writable": FaultKind(
         "run", "a folder that can be written", "choose another output in the recipe"
     ),

@@ -14,15 +14,18 @@ from typing import Any
 import pytest
 import torch
 
-from apollo_cli.errors import DataError
+from apollo_cli.errors import DataError, WeightsError
+from apollo_cli.finetune.adapters import load_base
 from apollo_cli.finetune.check import check_file, check_recipe
 from apollo_cli.finetune.data.dataset import hold_out, load_dataset
 from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.recipe import load_recipe
 from apollo_cli.finetune.report import CheckReport
 from apollo_cli.model.prompt import Turn
+from apollo_cli.weights.repack import save_quantized
 from tests import tiny
 from tests.cases import FOLDER as MEDIA
+from tests.finetune.results import recipe_of, train_randomly
 
 DATA = Path(__file__).parents[1] / "cases_data"
 KEYS = {"model": "apollo-nano", "stage": 3, "method": "lora", "output": "out"}
@@ -444,3 +447,28 @@ def test_a_model_that_is_to_be_fetched_and_a_disk_that_is_too_small_are_told(
     with (old / "trained.safetensors").open("wb") as file:
         file.truncate(4_000_000_000)
     assert len(check(folder, data, validation_share=0.0, **keys).lacking) == 1
+
+
+@pytest.mark.parametrize("what", ["another model", "a damaged result", "stored in 4 bit"])
+def test_a_start_that_the_run_would_refuse_is_a_fault_of_the_check(folder: Path, what: str) -> None:
+    model = tiny.save(folder / "tiny")
+    recipe = recipe_of(model, folder / "stage1", train=("connector",))
+    train_randomly(recipe)
+    keys: dict[str, Any] = {"adapters": ["stage1"], "model": str(model), "stage": "custom"}
+    keys |= {"train": ["llm"], "validation_share": 0.0}
+    data = write_data(folder, entry("a?"))
+    assert "unfit_start" not in kinds(check(folder, data, **keys))
+    if what == "another model":
+        keys["model"] = "apollo-nano"
+    elif what == "a damaged result":
+        (folder / "stage1" / "connector.safetensors").write_bytes(b"")
+    else:
+        stored = save_quantized(model, folder / "stored", "4bit").folder
+        keys |= {"model": str(stored), "method": "full", "adapters": []}
+    report = check(folder, data, **keys)
+    assert "unfit_start" in kinds(report)
+    assert report.error() is not None
+    with pytest.raises((DataError, WeightsError)) as caught:
+        load_base(load_recipe(folder / "sft.toml"))
+    (told,) = [fault for fault in report.faults if fault.kind == "unfit_start"]
+    assert told.received == caught.value.message

@@ -474,7 +474,7 @@ def test_a_result_that_the_disk_does_not_hold_is_saved_by_the_next_run(tmp_path:
             if line.startswith("step 2: held out"):
                 disk.enter_context(full_disk(10_000))
 
-        with pytest.raises(DataError, match=r"the result .* cannot be written .* make room"):
+        with pytest.raises(DataError, match=r"the result .* cannot .*; make room and run again"):
             run_recipe(recipe, say=fill)
     assert not (recipe.output / "apollo_adapter.json").exists()
     out, told = run(recipe)
