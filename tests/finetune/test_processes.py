@@ -59,3 +59,16 @@ def test_two_processes_give_the_losses_and_the_result_of_one(tmp_path: Path):
         second = load_file(tmp_path / "two" / "out" / name)
         assert first.keys() == second.keys()
         assert all(torch.allclose(first[key], second[key], atol=1e-4) for key in first)
+
+
+@pytest.mark.slow
+def test_two_processes_agree_on_what_can_be_read_and_what_teaches_nothing(tmp_path: Path):
+    train = {"stage": "custom", "train": ["connector"], "learning_rate": None}
+    one = write_toy(tmp_path / "one", **(KEYS | train), epochs=1.0)
+    (tmp_path / "one" / "2.mp4").write_bytes(b"not a video")
+    two = copy_toy(one, tmp_path / "two")
+    for ended in (run(one), run(two, *LAUNCHER)):
+        assert ended.returncode == 0, ended.stderr
+        assert ended.stderr.count("2 samples are left out") == 1
+    assert rows(two, "loss") == pytest.approx(rows(one, "loss"), abs=1e-5)
+    assert rows(two, "tokens") == rows(one, "tokens")
