@@ -6,23 +6,20 @@ import contextlib
 import errno
 import logging
 import os
-import shutil
 import signal
 import socket
 import sys
-import tempfile
 import threading
 import webbrowser
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import anyio.to_thread
 import uvicorn
 
 from apollo_cli.errors import UsageError
-from apollo_cli.ui.files import AllowedFolders
+from apollo_cli.ui.files import AllowedFolders, upload_folder
 from apollo_cli.ui.gate import App, Gate, Rules, is_loopback
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults, UiOptions
@@ -39,7 +36,8 @@ if TYPE_CHECKING:
 _LOG = logging.getLogger("apollo_cli.ui")
 _FIRST_PORT, _PORTS = 7860, 100
 _QUESTION_BYTES = 2048
-_GOODBYE_SECONDS = 1
+# Pages that are open hold a line each, without end.
+_GOODBYE_SECONDS = 0
 _MOST_THREADS = 500
 
 
@@ -59,9 +57,8 @@ def open_site(options: UiOptions) -> Iterator[Site]:
 
     The model is not loaded yet: that is ``site.desk.start``.
     """
-    uploads = Path(tempfile.mkdtemp(prefix="apollo-ui-")).resolve()
     with contextlib.ExitStack() as stack:
-        stack.callback(shutil.rmtree, uploads, ignore_errors=True)
+        uploads = stack.enter_context(upload_folder())
         # Gradio reads these when it is imported, and when its page is built.
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         os.environ["GRADIO_TEMP_DIR"] = str(uploads)
@@ -79,6 +76,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
             keep_videos=options.keep_videos,
             check_file=files.check_still,
         )
+        media.previews.is_wanted = desk.shows
         stack.callback(desk.close)
         stack.callback(ending.set)
         defaults = UiDefaults(

@@ -6,6 +6,7 @@ import re
 import signal
 import subprocess
 import sys
+import tempfile
 from base64 import b64encode
 from pathlib import Path
 
@@ -13,6 +14,7 @@ import pytest
 
 from apollo_cli.cli import main
 from apollo_cli.commands.ui import ui
+from apollo_cli.ui.files import upload_folder
 from apollo_cli.ui.options import MOST_FILES
 from tests.house.repo import ROOT
 from tests.ui.serving import request
@@ -36,6 +38,9 @@ TOYBOX = ROOT / "examples" / "toybox.mp4"
         ([str(TOYBOX)] * 9, 2, "9 files; allowed are eight"),
         (["--fps", "0"], 2, "--fps 0; allowed is a rate of 0.001 to 1000"),
         (["no_such_video.mp4"], 3, "no such file"),
+        (["--model", "nosuch"], 5, "unknown model 'nosuch'"),
+        (["--model", "apollo-nano", "--adapter", "/nope"], 5, "adapter /nope does not exist"),
+        (["--model", "tests"], 5, "tests"),
     ],
 )
 def test_what_cannot_be_served_is_told_before_anything_starts(
@@ -131,6 +136,52 @@ def test_a_whole_run_tells_its_address_asks_for_the_password_and_ends_without_a_
     assert f"refused: GET /media?file={other}" in told
     assert "secret" not in told
     assert not list(tmp_path.glob("apollo-ui-*"))
+
+
+def test_what_a_server_that_was_killed_has_left_is_cleared_by_the_next(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    code = "import time; from apollo_cli.ui.files import upload_folder as made\n"
+    code += "with made() as place: print(place, flush=True); time.sleep(60)"
+    runs = [
+        subprocess.Popen(
+            [sys.executable, "-c", code],
+            cwd=ROOT,
+            env={**os.environ, "TMPDIR": str(tmp_path)},
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        for _ in range(3)
+    ]
+    killed, fresh, alive = places = [
+        Path(run.stdout.readline().strip()) for run in runs if run.stdout
+    ]
+    for place in places:
+        (place / "dropped.mp4").write_text("x")
+    for run in runs[:2]:
+        run.kill()
+        run.wait()
+    other = tmp_path / "apollo-ui-other"
+    other.mkdir()
+    for place in (killed, alive):
+        os.utime(place.parent, (1, 1))
+    with upload_folder() as own:
+        assert own.is_dir()
+        left = {path.parent for path in (fresh, alive, own)} | {other}
+        assert set(tmp_path.glob("apollo-ui-*")) == left
+        assert (alive / "dropped.mp4").exists()
+    assert not own.parent.exists()
+    runs[2].kill()
+    runs[2].wait()
+
+
+def test_previews_go_on_only_for_files_that_a_page_shows(tmp_path: Path):
+    from apollo_cli.ui.options import UiOptions
+    from apollo_cli.ui.server import open_site
+
+    with open_site(UiOptions(allow=(tmp_path,), show_page=False)) as site:
+        assert site.media.previews.is_wanted == site.desk.shows
 
 
 def test_the_page_is_built_without_torch_which_loads_once_the_page_is_there():

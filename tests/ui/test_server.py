@@ -9,11 +9,15 @@ import os
 import socket
 import threading
 import time
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from typing import Any
+from urllib.parse import urlsplit
 
 import pytest
+from starlette.applications import Starlette
+from starlette.responses import StreamingResponse
+from starlette.routing import Route
 
 from apollo_cli.errors import UsageError
 from apollo_cli.ui.files import AllowedFolders
@@ -434,6 +438,23 @@ def test_other_requests_have_a_limit_too(address: str, announced: bool):
     except OSError:
         return
     assert reply.status == 413
+
+
+def test_a_page_that_is_open_does_not_hold_up_the_end():
+    async def stream() -> AsyncIterator[bytes]:
+        while True:
+            yield b"x"
+            await asyncio.sleep(0.05)
+
+    app = Starlette(routes=[Route("/", lambda _: StreamingResponse(stream()))])
+    with contextlib.ExitStack() as stack:
+        place = urlsplit(stack.enter_context(serving(app)))
+        line = socket.create_connection((str(place.hostname), place.port or 0))
+        stack.push(lambda *_: line.close())
+        line.sendall(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n")
+        assert line.recv(10)
+        began = time.monotonic()
+    assert time.monotonic() - began < 0.9
 
 
 def test_a_websocket_is_closed(served: Served):
