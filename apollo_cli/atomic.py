@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Callable
-from contextlib import suppress
+import shutil
+import tempfile
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 
 
@@ -45,3 +47,19 @@ def make_whole(path: Path, write: Callable[[Path], object]) -> Path:
             fresh.unlink()
         raise
     return path
+
+
+@contextmanager
+def workshop(target: Path) -> Iterator[Path]:
+    """A place beside a folder to be, for what is not whole yet; nobody else has it.
+
+    Yields:
+        A path at which the folder is made, to be renamed to the target when it is whole.
+    """
+    target.parent.mkdir(parents=True, exist_ok=True)
+    place = Path(tempfile.mkdtemp(prefix=".apollo-", dir=target.parent))
+    try:
+        # Inside of it, since the place itself is for its owner alone.
+        yield place / target.name
+    finally:
+        shutil.rmtree(place, ignore_errors=True)

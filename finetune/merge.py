@@ -3,16 +3,14 @@
 from __future__ import annotations
 
 import json
-import shutil
-import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
 from safetensors import SafetensorError, safe_open
 
+from apollo_cli.atomic import workshop
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.finetune.words import tidy
 from apollo_cli.model.apollo import ApolloModel
@@ -73,7 +71,7 @@ def merge_result(
         for key, change in changes_of(result, network).items():
             changes.setdefault(key, []).append(change)
     try:
-        with _workshop(target) as unfinished:
+        with workshop(target) as unfinished:
             _write(checkpoint, changes, unfinished, on_progress)
             record = _record(located.name, located.revision, located.chain)
             (unfinished / RECORD).write_text(json.dumps(record, indent=1), "utf-8")
@@ -84,18 +82,6 @@ def merge_result(
             next_step="make room or choose another place with -o",
         ) from None
     return target
-
-
-@contextmanager
-def _workshop(target: Path) -> Iterator[Path]:
-    """A place beside a folder to be, which nobody else has, for what is not whole yet."""
-    target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".apollo-merge-", dir=target.parent))
-    try:
-        # Inside of it, since the place itself is for its owner alone.
-        yield place / "checkpoint"
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 def _write(

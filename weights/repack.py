@@ -15,6 +15,7 @@ from safetensors import SafetensorError, safe_open
 from safetensors.torch import save_file
 from torch import nn
 
+from apollo_cli.atomic import workshop
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.bits import SKIPPED, QuantKind, stored_kind
@@ -89,23 +90,20 @@ def save_quantized(
     with parameters_on_meta():
         llm = ApolloModel(build_network_config(checkpoint)).llm
     report = place_layers(llm, kind, torch.float32, device=device)
-    unfinished = target.with_name(f"{target.name}.unfinished")
-    shutil.rmtree(unfinished, ignore_errors=True)
     try:
-        copy_rest(checkpoint, unfinished, (LLM,))
-        writer = ShardWriter(unfinished / LLM)
-        for tensors in _packed(checkpoint, llm, report, torch.device(device), on_progress):
-            writer.add(tensors)
-        writer.finish()
-        config = checkpoint.llm_config | {"quantization_config": _describe(report)}
-        (unfinished / LLM / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
-        unfinished.rename(target)
+        with workshop(target) as unfinished:
+            copy_rest(checkpoint, unfinished, (LLM,))
+            writer = ShardWriter(unfinished / LLM)
+            for tensors in _packed(checkpoint, llm, report, torch.device(device), on_progress):
+                writer.add(tensors)
+            writer.finish()
+            config = checkpoint.llm_config | {"quantization_config": _describe(report)}
+            (unfinished / LLM / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
+            unfinished.rename(target)
     except (OSError, SafetensorError) as error:
         raise WeightsError(
             f"{target} cannot be written ({error})", next_step="make room or choose another place"
         ) from error
-    finally:
-        shutil.rmtree(unfinished, ignore_errors=True)
     return SavedQuantised(target, report, checkpoint.size_bytes, read_checkpoint(target).size_bytes)
 
 

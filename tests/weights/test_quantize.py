@@ -202,6 +202,15 @@ def test_a_failed_save_leaves_nothing_behind(source: Path, tmp_path: Path):
     assert [path.name for path in tmp_path.iterdir()] == ["file"]
 
 
+def test_a_folder_of_the_user_beside_the_target_stays(source: Path, tmp_path: Path):
+    own = tmp_path / "target.unfinished"
+    own.mkdir()
+    (own / "mine.txt").write_text("mine")
+    save_quantized(source, tmp_path / "target", "4bit")
+    assert (own / "mine.txt").read_text() == "mine"
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["target", "target.unfinished"]
+
+
 def test_a_disk_that_is_full_while_layers_are_written_is_one_clear_error(
     source: Path, kind: QuantKind, tmp_path: Path
 ):
