@@ -162,7 +162,8 @@ class AllowedFolders:
     def shorten(self, text: str) -> str:
         """A sentence that names uploads, those of another run too, without where they lie."""
         own = "" if self.uploads is None else f"{re.escape(str(self.uploads))}|"
-        return re.sub(rf"(?:{own}[^\s'\";]*/{UPLOADS}[^\s/]+)(?:/[^/\s]+)*/", "", text)
+        place = rf"(?:{own}[^\s'\";]*/{UPLOADS}[^\s/]+)(?:/[^/\s]+)*/([0-9a-f]{{64}}(?![\w.]))?"
+        return re.sub(place, lambda found: "a folder of uploads" if found[1] else "", text)
 
     def covers(self, path: Path) -> bool:
         """Whether a path without links lies inside; uploads do not."""

@@ -100,6 +100,17 @@ def test_an_upload_is_opened_by_the_exact_path_that_was_handed_over_and_by_nothi
     assert {entry.name for entry in files.list_media()[0]} == {"trip", "a.mp4"}
 
 
+def test_sentences_name_uploads_without_where_they_lie(place: Path):
+    files, inner = AllowedFolders([place], uploads=place / "uploads"), "0f" * 32
+    for folder in (place / "uploads", Path("/tmp/apollo-ui-x_1/files"), Path("/tmp/apollo-ui-2")):
+        assert (
+            files.shorten(f"{folder}/{inner}/a b.mp4 is text; open x") == "a b.mp4 is text; open x"
+        )
+        assert files.shorten(f"{folder}/{inner} is no file") == "a folder of uploads is no file"
+    others = f"{place}/{inner}/a.mp4 is text; /tmp/apollo/x and {inner}"
+    assert files.shorten(others) == others
+
+
 def test_a_file_whose_place_was_taken_by_a_link_is_noticed(place: Path):
     files = AllowedFolders([place])
     path = files.resolve("a.mp4")
