@@ -12,7 +12,7 @@ from starlette.concurrency import iterate_in_threadpool, run_in_threadpool
 
 from apollo_cli.ui import show
 from apollo_cli.ui.files import in_utf8
-from apollo_cli.ui.handlers import Handlers, State
+from apollo_cli.ui.handlers import GONE, Handlers, State
 from apollo_cli.ui.settings import Settings, settings_of
 from apollo_cli.ui.visit import Visit
 
@@ -24,11 +24,6 @@ _QUIET: dict[str, Any] = {
 
 # How often the event that holds the stream of a page open looks whether the page is still there.
 _BEAT_SECONDS = 5.0
-
-_GONE = (
-    "the talk of before is not here any more: the server was started again, or the talk had ended; "
-    "open the video once more"
-)
 
 _VIEWS: dict[str, Callable[[State], str]] = {
     "model": show.model_line,
@@ -83,7 +78,7 @@ def _wire_visit(page: gr.Blocks, parts: Parts, handlers: Handlers, outputs: list
         is_known = browser_key in handlers.desk.visits
         visit = await run_in_threadpool(handlers.arrive, browser_key or "", page_id or "")
         if had_talk and not is_known:
-            visit.notice = _GONE
+            visit.notice = GONE
         rows = _with_fields(visit, _fill(visit.key, handlers.follow(visit)))
         async for row in iterate_in_threadpool(rows):
             yield row
