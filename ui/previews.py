@@ -197,6 +197,9 @@ class Previews:
                 job.failure = f"no preview could be written ({error.strerror})"
             if job.is_dropped:
                 self._forget(job)
+                # It may have been done just before that was noticed.
+                with contextlib.suppress(OSError):
+                    job.target.unlink()
             elif job.failure:
                 _LOG.warning("no preview of %s: %s", shown(job.source.name), job.failure)
             elif not self._closed:

@@ -188,7 +188,7 @@ def test_a_file_that_hangs_costs_its_sample_and_the_time_limit(
         [SAMPLES[0], SAMPLES[2]],
         on_broken=lambda sample, error: faults.append(f"{sample.name}: {error.message}"),
     )
-    assert time.monotonic() - started < 15
+    assert time.monotonic() - started < 60
     assert len(faults) == 1
     assert faults[0].startswith("video: ")
     assert "cfr30.mp4: reading took longer than 2 s" in faults[0]

@@ -147,7 +147,7 @@ def test_what_is_stuck_is_named_and_an_end_does_not_wait_for_it(tmp_path: Path):
     with pytest.raises(KeyboardInterrupt), source:
         source._look_ahead()
         interrupt()
-    assert time.monotonic() - started < 5
+    assert time.monotonic() - started < 30
     assert said[0] == "still reading 7.mp4, 0 s"
     assert threading.active_count() == threads
     # An end is no fault of the samples that were being read.

