@@ -88,8 +88,11 @@ class MediaLinks:
         except UsageError as error:
             # Also for a file that is not there: whoever asks for names learns nothing.
             return refuse(request, error.message)
-        except OSError:
-            return PlainTextResponse("there is no preview; the page makes one", 404)
+        except OSError as error:
+            if is_preview:
+                return PlainTextResponse("there is no preview; the page makes one", 404)
+            # A link was put in its place, or it was deleted, since it was found.
+            return refuse(request, error.strerror or "it cannot be opened")
 
     def _find(self, text: str, is_preview: bool) -> tuple[Path, str]:
         is_upload = self.files.is_upload(Path(text))
