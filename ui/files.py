@@ -161,6 +161,9 @@ class AllowedFolders:
 
     def shorten(self, text: str) -> str:
         """A sentence that names uploads, those of another run too, without where they lie."""
+        # Every state of the page asks this, mostly of long text that names none.
+        if not any(name in text for name in (UPLOADS, str(self.uploads or UPLOADS))):
+            return text
         own = "" if self.uploads is None else f"{re.escape(str(self.uploads))}|"
         place = rf"(?:{own}[^\s'\";]*/{UPLOADS}[^\s/]+)(?:/[^/\s]+)*/([0-9a-f]{{64}}(?![\w.]))?"
         return re.sub(place, lambda found: "a folder of uploads" if found[1] else "", text)

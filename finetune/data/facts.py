@@ -97,7 +97,7 @@ class FactsCache:
         """The facts of a file that has not changed since."""
         row = self._rows.get(str(path))
         try:
-            if row is None or row[:2] != _stamp(path):
+            if row is None or row[:2] != read_stamp(path):
                 return None
             facts = FileFacts(**{**row[2], "warnings": tuple(row[2]["warnings"])})
             numbers = (facts.duration_seconds, facts.first_seconds, facts.last_seconds)
@@ -108,7 +108,7 @@ class FactsCache:
 
     def put(self, path: Path, facts: FileFacts) -> None:
         """Remember the facts of a file."""
-        self._rows[str(path)] = [*_stamp(path), asdict(facts)]
+        self._rows[str(path)] = [*read_stamp(path), asdict(facts)]
 
     def save(self) -> None:
         """Write them down; a place that cannot be written is no loss."""
@@ -123,6 +123,11 @@ def facts_file(output: Path) -> Path:
     return apollo_home() / "facts" / f"{name}.json"
 
 
-def _stamp(path: Path) -> list[int]:
+def read_stamp(path: Path) -> list[int]:
+    """Size and time of the last change of a file.
+
+    Raises:
+        OSError: there is none.
+    """
     status = path.stat()
     return [status.st_size, status.st_mtime_ns]

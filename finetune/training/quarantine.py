@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import threading
 from collections.abc import Callable
 from contextlib import suppress
@@ -13,6 +12,7 @@ from typing import Any
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import ApolloError, DataError
+from apollo_cli.finetune.data.facts import read_stamp
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import count
 
@@ -130,10 +130,9 @@ def _key(sample: Sample) -> _Key:
 def stamp_of(path: str | Path) -> list[int] | None:
     """Size and time of the last change of a file; None where there is none."""
     try:
-        status = os.stat(path)
+        return read_stamp(Path(path))
     except (OSError, ValueError):
         return None
-    return [status.st_size, status.st_mtime_ns]
 
 
 def _counts(row: dict[str, Any]) -> bool:
