@@ -23,10 +23,12 @@ import torch
 
 from apollo_cli.config import GenerationOptions
 from apollo_cli.engine import Apollo, load
+from apollo_cli.errors import ApolloError
 from apollo_cli.finetune.nano.phrases import KIND_PATTERNS
 from apollo_cli.finetune.nano.questions import EXTRA_KINDS, KINDS, Question, ask, is_right
 from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.video_memory import VideoMemory
+from apollo_cli.weights.registry import resolve
 
 HELD_OUT_SEED = 9_500_000
 GATES = {
@@ -44,7 +46,6 @@ GATES = {
 MARGIN_POINTS = 20
 SCALES = (1, 2, 3)
 LENGTHS = ((5, 12), (12, 30), (30, 61))
-NANO = Path(__file__).resolve().parent.parent / "weights" / "nano"
 
 
 @dataclass(frozen=True)
@@ -191,15 +192,21 @@ def write_card(lines: list[Score], folder: Path, videos: int) -> None:
 def main() -> None:
     """Read the command line, ask, and print the table."""
     parser = argparse.ArgumentParser(description="Print the gate table of apollo-nano.")
-    parser.add_argument("checkpoint", type=Path, nargs="?", default=NANO)
+    parser.add_argument("checkpoint", nargs="?", default="apollo-nano", help="a name or folder")
     parser.add_argument("--blind", type=Path, help="checkpoint that was trained without pixels")
     parser.add_argument("--videos", type=int, default=150)
     parser.add_argument("--per-kind", type=int, default=2, help="questions of a kind on each video")
     parser.add_argument("--card", action="store_true", help="write the card beside the weights")
     parser.add_argument("--wrong", action="store_true", help="list wrong answers")
     options = parser.parse_args()
-    model = load(options.checkpoint, device="cpu", use_cache=False)
-    blind = load(options.blind, device="cpu", use_cache=False) if options.blind else model
+    try:
+        folder = resolve(options.checkpoint).folder
+        model = load(options.checkpoint, device="cpu", use_cache=False)
+        blind = load(options.blind, device="cpu", use_cache=False) if options.blind else model
+    except ApolloError as error:
+        parser.exit(error.exit_code, f"error: {error}\n")
+    if options.card and (folder is None or not (folder / "README.md").is_file()):
+        parser.error(f"{options.checkpoint} has no README.md to write the card into")
     asked = collect(model, blind, options.videos, options.per_kind)
     lines = score(asked)
     sys.stdout.write(table(lines) + "\n")
@@ -208,8 +215,8 @@ def main() -> None:
             if not is_right(row.question, row.answer):
                 told = f"{row.question.text!r}: {row.answer!r}, right is {row.question.answer!r}"
                 sys.stdout.write(f"{row.question.kind} ({row.duration_seconds:g} s) {told}\n")
-    if options.card:
-        write_card(lines, options.checkpoint, options.videos)
+    if options.card and folder is not None:
+        write_card(lines, folder, options.videos)
 
 
 if __name__ == "__main__":

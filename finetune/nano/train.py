@@ -1,4 +1,6 @@
-"""Train apollo-nano from a fixed seed: ``python -m apollo_cli.finetune.nano.train --work DIR``.
+"""Train apollo-nano from a fixed seed.
+
+    python -m apollo_cli.finetune.nano.train --work DIR --out DIR
 
 Every stage leaves its result in the work folder; run again after a stop, it goes on from there.
 """
