@@ -7,12 +7,14 @@ import runpy
 import shlex
 import sys
 from collections.abc import Iterator
+from functools import cache
 from pathlib import Path
 
 import click
 import pytest
 
-from apollo_cli.cli import cli
+from apollo_cli.errors import ApolloError
+from tests.house.reference import command_tree
 from tests.house.repo import ROOT, project_files, read, syntax_tree
 
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
@@ -20,6 +22,7 @@ SPAN = re.compile(r"(`{1,2})([^`]+)\1")
 OF_SHELL = re.compile(r"(?:bash|pytest|ruff \w+) ([\w.]+/[\w./]*)")
 OURS = ("apollo_cli", "tests", "benchmarks")
 OF_PYTHON = re.compile(r"python3? (?:-m )?(?P<program>[\w./]+)(?P<arguments>[^`|&;#>\n]*)")
+WILD = re.compile("-|[A-Z]+$")
 # Its changes speak of what was, too.
 HISTORY = Path("CHANGELOG.md")
 
@@ -59,30 +62,31 @@ def typed_commands(text: str) -> Iterator[tuple[list[str], bool]]:
             yield words_of(inside)[1:], False
 
 
-def resolve(words: list[str]) -> tuple[click.Command, click.Context, list[str]]:
-    """The command that words name, and the words that are left for it."""
-    command, context = cli, click.Context(cli, info_name="apollo")
-    # A word in capitals stands for any.
-    while isinstance(command, click.Group) and words and not re.match("-|[A-Z]+$", words[0]):
-        child = command.get_command(context, words[0])
-        assert child is not None, f"there is no command {words[0]}"
-        command, context, words = child, click.Context(child, context, words[0]), words[1:]
-    return command, context, words
+@cache
+def commands() -> dict[str, click.Context]:
+    """Each command by the words that name it."""
+    return dict(command_tree())
 
 
 def faults(words: list[str], whole: bool) -> list[str]:
     """What is wrong with a written ``apollo`` command."""
-    try:
-        command, context, left = resolve(words)
-        if whole and not isinstance(command, click.Group):
-            command.make_context(str(context.info_name), left, context.parent)
-    except (AssertionError, click.ClickException) as error:
-        return [str(error) or type(error).__name__]
-    known = {"-h", "--help"}
-    for parameter in command.get_params(context):
-        known.update(parameter.opts, parameter.secondary_opts)
-    options = [word.split("=")[0].rstrip(".,:;)") for word in left if word.startswith("-")]
-    return [f"no option {name}" for name in options if name != "-" and name not in known]
+    tree, path, left = commands(), "apollo", list(words)
+    # A word in capitals stands for any.
+    while isinstance(tree[path].command, click.Group) and left and not WILD.match(left[0]):
+        path = f"{path} {left.pop(0)}"
+        if path not in tree:
+            return [f"no command {path}"]
+    context = tree[path]
+    if whole and not isinstance(context.command, click.Group):
+        try:
+            context.command.make_context(str(context.info_name), [*left], context.parent)
+        except (click.ClickException, ApolloError) as error:
+            return [str(error)]
+    known = {
+        name for p in context.command.get_params(context) for name in p.opts + p.secondary_opts
+    }
+    options = [word.split("=")[0].rstrip(".,:;)") for word in left if word.startswith("--")]
+    return [f"no option {name}" for name in options if name not in known]
 
 
 def test_every_apollo_command_that_is_written_can_be_typed():
@@ -98,9 +102,9 @@ def test_every_apollo_command_that_is_written_can_be_typed():
     ("text", "fault"),
     [
         ("$ apollo ask a.mp4 b --json", ""),
-        ("    apollo nothing a.mp4", "no command nothing"),
+        ("    apollo nothing a.mp4", "no command apollo nothing"),
         ("    apollo ask a.mp4 b --jsn", "No such option"),
-        ("see `apollo cache throw`", "no command throw"),
+        ("see `apollo cache throw`", "no command apollo cache throw"),
         ("see `apollo ask\n--jsn`", "no option --jsn"),
         ("see ``apollo ask --json``", ""),
     ],
