@@ -5,12 +5,23 @@ from __future__ import annotations
 import re
 from collections import Counter
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
+from apollo_cli.choices import LETTERS
+from apollo_cli.config import parse_moment
+from apollo_cli.errors import UsageError
 from apollo_cli.finetune.data.faults import Fault, Refused
+from apollo_cli.finetune.data.keys import (
+    FILE,
+    MESSAGE,
+    SOUND,
+    TEXT_PART,
+    key_faults,
+    row_key_faults,
+)
 from apollo_cli.finetune.data.media import MediaFolder, shorten
 from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.words import count, kind_of
@@ -27,12 +38,8 @@ _ROLES = {
     "gpt": "assistant",
     "system": "system",
 }
-_MEDIA_FIELDS = ("video", "videos", "image", "images")
-_SOUND_FIELDS = ("audio", "audios")
-KNOWN_FIELDS = frozenset(
-    {"id", "messages", "conversations", "system", "from", "to", "choices"}
-    | {*_MEDIA_FIELDS, *_SOUND_FIELDS}
-)
+# An answer that names an option instead of saying it, such as 3, B or (b).
+_BARE = re.compile(r"\(?([A-Za-z]|\d{1,2})\)?[.:]?", re.ASCII)
 
 # No video lasts a year.
 _LATEST_SECONDS = 31_536_000
@@ -45,10 +52,16 @@ _Read = TypeVar("_Read")
 
 @dataclass(frozen=True)
 class Entry:
-    """One piece of a data file: its place, such as ``bees.jsonl:12``, and what it says."""
+    """One piece of a data file.
+
+    Attributes:
+        where: its place, such as ``bees.jsonl:12``. fields: what it says.
+        labels: names of its choices, where the file has them; else letters from A on.
+    """
 
     where: str
     fields: dict[str, Any]
+    labels: tuple[str, ...] = ()
 
 
 @dataclass
@@ -57,7 +70,8 @@ class _Talk:
 
     Attributes:
         tags: kind and turn of each tag, in order. inline: files that stand inside messages.
-        faults: that cost the sample. is_whole: whether all messages could be read.
+        faults: that cost the sample. strays: keys of messages and files that were not known.
+        is_whole: whether all messages could be read.
     """
 
     entry: Entry
@@ -68,6 +82,7 @@ class _Talk:
         default_factory=lambda: {"video": [], "image": []}
     )
     faults: list[Fault] = field(default_factory=list)
+    strays: set[str] = field(default_factory=set)
     is_whole: bool = True
 
     def refuse(self, kind: str, received: str, allowed: str = "", next_step: str = "") -> NoReturn:
@@ -85,6 +100,21 @@ class _Talk:
             self.faults += refused.faults
             return None
 
+    def check_keys(self, what: str, found: dict[str, Any], known: tuple[str, ...]) -> None:
+        """Add a fault for each unknown key, once a key: it mostly stands in every message."""
+        unseen = {k: value for k, value in found.items() if k not in known and k not in self.strays}
+        if unseen:
+            self.faults += key_faults(self.entry.where, what, unseen, known)
+            self.strays |= unseen.keys()
+
+    def either(self, what: str, found: dict[str, Any], first: str, second: str) -> Any:
+        """The value of one of two keys that mean the same."""
+        values = [found[key] for key in (first, second) if found.get(key) is not None]
+        if len(values) > 1:
+            words = f"{what} has both {first} and {second}"
+            self.refuse("wrong_type", words, "one of them", "take one out")
+        return values[0] if values else None
+
     def note(self, kind: str, received: str) -> None:
         self.notes.append(Fault(kind, self.entry.where, received))
 
@@ -100,12 +130,15 @@ def build_sample(entry: Entry, media: MediaFolder, notes: list[Fault]) -> Sample
     """
     talk = _Talk(entry, media, notes)
     fields = entry.fields
-    if any(fields.get(name) for name in _SOUND_FIELDS):
+    talk.faults += row_key_faults(entry.where, fields)
+    if any(fields.get(name) for name in SOUND):
         talk.add("unsupported_media", "it has sound")
     turns = talk.attempt(_turns)
     talk.is_whole = talk.is_whole and turns is not None
     visuals = talk.attempt(_visuals)
-    choices = talk.attempt(_choices, turns or ())
+    choices = talk.attempt(_choices)
+    if turns and choices:
+        turns = talk.attempt(_spell_out, turns, choices)
     if talk.faults or turns is None or visuals is None or choices is None:
         raise Refused(*talk.faults)
     name = entry.where
@@ -147,10 +180,9 @@ def _turns(talk: _Talk) -> tuple[Turn, ...]:
 def _messages(talk: _Talk) -> list[tuple[str, Any]]:
     """Roles and contents, in both ways of writing them."""
     fields = talk.entry.fields
-    key = "messages" if "messages" in fields else "conversations"
-    messages = fields.get(key)
+    messages = talk.either("the row", fields, "messages", "conversations")
     if not isinstance(messages, list):
-        what = f"{key} is {kind_of(messages)}" if key in fields else "it has no messages"
+        what = "it has no messages" if messages is None else f"messages is {kind_of(messages)}"
         talk.refuse("wrong_type", what, "messages or conversations is a list")
     found: list[tuple[str, Any]] = []
     if fields.get("system"):
@@ -158,13 +190,14 @@ def _messages(talk: _Talk) -> list[tuple[str, Any]]:
     for number, message in enumerate(messages, start=1):
         if not isinstance(message, dict):
             talk.refuse("wrong_type", f"message {number} is {kind_of(message)}", "it is an object")
-        role = message.get("role", message.get("from"))
+        talk.check_keys(f"message {number}", message, MESSAGE)
+        role = talk.either(f"message {number}", message, "role", "from")
         if not isinstance(role, str) or role not in _ROLES:
             words = "no role" if role is None else f"role {shorten(str(role), 40)}"
             allowed = "roles are user, assistant and system"
             remedy = "leave it out, or give it one of these"
             talk.refuse("wrong_role", f"message {number} has {words}", allowed, remedy)
-        content = message.get("content", message.get("value"))
+        content = talk.either(f"message {number}", message, "content", "value")
         found.append((_ROLES[role], content))
     return found
 
@@ -185,9 +218,10 @@ def _joined(talk: _Talk, content: Any) -> str:
     for part in content:
         kind = part.get("type") if isinstance(part, dict) else None
         if kind == "text" and isinstance(part.get("text"), str):
+            talk.check_keys("a text part", part, TEXT_PART)
             pieces.append(part["text"])
         elif kind in ("video", "image"):
-            if part.get(kind, part.get("path")) is not None:
+            if talk.either(f"a {kind} part", part, kind, "path") is not None:
                 talk.inline[kind].append(part)
             pieces.append(f"<{kind}>")
         else:
@@ -287,7 +321,8 @@ def _files(talk: _Talk, kind: VisualKind) -> list[Visual | None]:
 
 
 def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual | None:
-    path = talk.attempt(_find, kind, part.get(kind, part.get("path")))
+    talk.check_keys(f"{'an' if kind == 'image' else 'a'} {kind}", part, FILE[kind])
+    path = talk.attempt(_find, kind, talk.either(f"a {kind}", part, kind, "path"))
     if path is None:
         return None
     if kind == "image":
@@ -306,14 +341,20 @@ def _find(talk: _Talk, kind: VisualKind, name: Any) -> Path:
 def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
     if value is None:
         return None
+    if isinstance(value, str):
+        try:
+            value = parse_moment(value.strip())
+        except UsageError as error:
+            talk.refuse("wrong_type", f"{key}: {shorten(error.received, 60)}", error.allowed)
     if isinstance(value, bool) or not isinstance(value, int | float):
-        talk.refuse("wrong_type", f"{key} is {kind_of(value)}", f"{key} is a number of seconds")
+        allowed = f"{key} is a number of seconds, or a time such as 0:01:30"
+        talk.refuse("wrong_type", f"{key} is {kind_of(value)}", allowed)
     if not 0 <= value <= _LATEST_SECONDS:
         talk.refuse("wrong_window", f"{key} is {shorten(str(value), 40)}")
     return float(value)
 
 
-def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
+def _choices(talk: _Talk) -> tuple[str, ...]:
     choices = talk.entry.fields.get("choices")
     if choices is None:
         return ()
@@ -321,7 +362,26 @@ def _choices(talk: _Talk, turns: tuple[Turn, ...]) -> tuple[str, ...]:
         isinstance(c, str) and c.strip() and not _SURROGATE.search(c) for c in choices
     ):
         talk.refuse("wrong_type", f"choices is {kind_of(choices)}", "choices is a list of texts")
-    stripped = tuple(choice.strip() for choice in choices)
-    if stripped and turns and turns[-1].answer not in stripped:
-        talk.note("answer_not_a_choice", f"{shorten(turns[-1].answer, 60)} is not among choices")
-    return stripped
+    return tuple(choice.strip() for choice in choices)
+
+
+def _spell_out(talk: _Talk, turns: tuple[Turn, ...], choices: tuple[str, ...]) -> tuple[Turn, ...]:
+    """The turns, where the last answer is the text of its choice and not a number or letter."""
+    question, answer = turns[-1].question, turns[-1].answer
+    bare = _BARE.fullmatch(answer)
+    labels = talk.entry.labels or tuple(LETTERS.lower()[: len(choices)])
+    named = dict(zip(labels, choices, strict=False)).get(bare[1].lower() if bare else "")
+    # Columns of options have names, so that a text that is such a name may be meant either way.
+    unsure = bool(talk.entry.labels) and answer in choices and named not in (None, answer)
+    is_listed = all(choice.casefold() in question.casefold() for choice in choices)
+    if bare is None or (answer in choices and not unsure):
+        if answer not in choices:
+            talk.note("answer_not_a_choice", f"{shorten(answer, 60)} is not among choices")
+        return turns
+    if is_listed and re.search(rf"\b{bare[1]}\b", question):
+        # The question shows the options with their letters, and asks for one of these.
+        return turns
+    if named is None or unsure:
+        talk.refuse("option_number", f"the answer is {answer}, of {count(len(choices), 'choice')}")
+    talk.note("option_spelled_out", f"the answer {answer} is learned as {shorten(named, 60)}")
+    return (*turns[:-1], replace(turns[-1], answer=named))

@@ -38,6 +38,8 @@ KINDS: dict[str, FaultKind] = {
     # The form of one sample.
     "broken_line": FaultKind("sample", f"one JSON object a line; {_UTF8}", "repair the line"),
     "wrong_type": FaultKind("sample", "", "repair the sample"),
+    "unknown_key": FaultKind("sample", "", "take it out: it would be dropped without effect"),
+    "option_number": FaultKind("sample", "the text of one choice", "write it as the answer"),
     "wrong_role": FaultKind(
         "sample", "a question, its answer, and so on; a system message first", "repair the order"
     ),
@@ -50,7 +52,7 @@ KINDS: dict[str, FaultKind] = {
         "sample", "plain text: such a token would end the turn", "take it out"
     ),
     "wrong_window": FaultKind(
-        "sample", "seconds with 0 <= from < to, for one video", "repair from and to"
+        "sample", "times with 0 <= from < to, for one video", "repair from and to"
     ),
     "unsupported_media": FaultKind("sample", "text, videos and images", "leave the sound out"),
     # Its files.
@@ -75,8 +77,8 @@ KINDS: dict[str, FaultKind] = {
     "unanswered_question": FaultKind("note", "the last question is left out"),
     "empty_question": FaultKind("note", "the answer is learned as a caption"),
     "answer_not_a_choice": FaultKind("note", "accuracy will count it as wrong"),
+    "option_spelled_out": FaultKind("note", "a letter or number alone teaches nothing"),
     "unknown_field": FaultKind("note", "it is not used", "check the spelling"),
-    "unknown_column": FaultKind("note", "it is not used", "check the spelling"),
     "duplicate": FaultKind("note", "it is learned more often than others"),
     "odd_file": FaultKind("note", "it is read all the same"),
     "end_after_video": FaultKind("note", "the video's own end is taken"),

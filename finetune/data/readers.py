@@ -15,8 +15,9 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from apollo_cli.finetune.data.conversations import KNOWN_FIELDS, Entry, build_sample
+from apollo_cli.finetune.data.conversations import Entry, build_sample
 from apollo_cli.finetune.data.faults import Fault, Refused
+from apollo_cli.finetune.data.keys import stray_keys
 from apollo_cli.finetune.data.media import MediaFolder, shorten
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import describe_place
@@ -30,6 +31,8 @@ _LONGEST_LINE = 64 * 2**20
 _HEAD_BYTES = 64 * 2**10
 _NEEDED_COLUMNS = ("question", "answer")
 _COLUMNS = (*_NEEDED_COLUMNS, "video", "image", "from", "to", "choices", "id")
+# Columns of options, each named by a number or letter, such as a0, option_b or C.
+_OPTION = re.compile(r"(?:a|option[ _]?|choice[ _]?)(\d)|(?:option[ _]?|choice[ _]?)?([a-j])")
 _KEYS = {"llava": "conversations", "messages": "messages", "jsonl": "messages"}
 _SPACE = re.compile(r"[ \t\r\n]*")
 
@@ -55,7 +58,7 @@ def load_samples(source: DataSource, label: str = "") -> tuple[list[Sample], lis
         if isinstance(item, Fault):
             faults.append(item)
             continue
-        for field in item.fields.keys() - KNOWN_FIELDS:
+        for field in stray_keys(item.fields):
             where, number = unused.get(field, (item.where, 0))
             unused[field] = where, number + 1
         notes: list[Fault] = []
@@ -223,8 +226,6 @@ def _csv_entries(path: Path, name: str, *, is_sure: bool) -> Iterator[Entry | Fa
                     "double_column", f"{name}:1", f"{' and '.join(double)} stand there twice"
                 )
                 return
-            for column in (column for column in header if column not in _COLUMNS):
-                yield Fault("unknown_column", f"{name}:1", f'"{shorten(column, 60)}"')
             start = rows.line_num + 1
             for row in rows:
                 if any(cell.strip() for cell in row):
@@ -242,17 +243,16 @@ def _csv_entry(where: str, header: list[str], row: list[str]) -> Entry | Fault:
             f"{len(row)} values for {len(header)} columns",
             "one value a column, in quotes where it has commas",
         )
-    cells = dict(zip(header, (cell.strip() for cell in row), strict=True))
-    talk = [("user", cells["question"]), ("assistant", cells["answer"])]
-    fields: dict[str, Any] = {"messages": [{"role": r, "content": text} for r, text in talk]}
-    for key in ("video", "image", "id"):
-        fields[key] = cells.get(key) or None
-    for key in ("from", "to"):
-        try:
-            fields[key] = float(cells[key]) if cells.get(key) else None
-        except ValueError:
-            words = f"{key} is {shorten(cells[key], 40)}"
-            return Fault("wrong_type", where, words, f"{key} is a number of seconds")
+    cells: dict[str, Any] = {
+        key: cell.strip() or None for key, cell in zip(header, row, strict=True)
+    }
+    talk = [("user", cells.pop("question")), ("assistant", cells.pop("answer"))]
+    fields: dict[str, Any] = {"messages": [{"role": r, "content": text or ""} for r, text in talk]}
     if cells.get("choices"):
-        fields["choices"] = cells["choices"].split("|")
-    return Entry(where, fields)
+        return Entry(where, cells | fields | {"choices": cells["choices"].split("|")})
+    found = [(key, match) for key in header if (match := _OPTION.fullmatch(key))]
+    if len(found) < 2:
+        return Entry(where, cells | fields)
+    named = {match[1] or match[2]: cells.pop(key) for key, match in found}
+    options = {name: text for name, text in named.items() if text}
+    return Entry(where, cells | fields | {"choices": list(options.values())}, tuple(options))

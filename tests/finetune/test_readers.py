@@ -188,7 +188,7 @@ def test_from_and_to_are_a_window_of_the_video(folder: Path) -> None:
         ({"video": ""}, "wrong_type"),
         ({"video": 7}, "wrong_type"),
         ({"video": "a\0b"}, "wrong_type"),
-        ({"video": "cfr30.mp4", "from": "1"}, "wrong_type"),
+        ({"video": "cfr30.mp4", "from": "soon"}, "wrong_type"),
         ({"video": "cfr30.mp4", "from": True}, "wrong_type"),
         ({"video": "cfr30.mp4", "from": 2, "to": 1}, "wrong_window"),
         ({"video": "cfr30.mp4", "from": -1}, "wrong_window"),
@@ -237,7 +237,7 @@ def test_a_fault_of_a_sample_has_a_name(folder: Path, entry: dict[str, Any], kin
         ({"messages": messages(("user", "<video>"), TALK[1]), "video": "cfr30.mp4"},
          "empty_question"),
         ({"choices": ["red", "green"]}, "answer_not_a_choice"),
-        ({"vdeo": "cfr30.mp4"}, "unknown_field"),
+        ({"colour": "red"}, "unknown_field"),
     ],
 )  # fmt: skip
 def test_what_is_odd_but_usable_is_a_note(folder: Path, entry: dict[str, Any], kind: str) -> None:
@@ -287,8 +287,8 @@ def test_a_broken_line_costs_itself_only(folder: Path) -> None:
         (b'question,answer\n"a,b\n', "cut_file", "d:2"),
         (b"question,answer,Answer\na,b,c\n", "double_column", "d:1"),
         (b"question,answer\na,b,c\n", "wrong_type", "d:2"),
-        (b"question,answer,from\na,b,soon\n", "wrong_type", "d:2"),
-        (b"question,answer,vdeo\na,b,c\n", "unknown_column", "d:1"),
+        (b"question,answer,from\na,b,soon\n", "wrong_window", "d:2"),
+        (b"question,answer,colour\na,b,c\n", "unknown_field", "d:2"),
     ],
 )
 def test_a_fault_of_a_file_has_a_name_and_a_place(
