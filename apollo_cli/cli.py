@@ -13,6 +13,7 @@ import click
 
 from apollo_cli._version import __version__
 from apollo_cli.errors import ApolloError
+from apollo_cli.harmless import clean_streams
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
@@ -132,8 +133,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
         if isinstance(stream, io.TextIOWrapper):
             stream.reconfigure(errors="backslashreplace")
     try:
-        code = _run(arguments)
-        sys.stdout.flush()
+        with clean_streams():
+            code = _run(arguments)
+            sys.stdout.flush()
     except (PipeClosed, BrokenPipeError):
         # Python would complain at exit, when it flushes what nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import re
 from collections.abc import Generator, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
@@ -16,6 +15,7 @@ from apollo_cli.blind import BlindCheck, blind_check
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
+from apollo_cli.harmless import clean_markdown, clean_markdown_line
 from apollo_cli.model.prompt import Turn
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
@@ -28,9 +28,6 @@ FORMAT = 1
 # Tokens kept free for the turns of a talk: an eighth of the context, up to this many.
 _MOST_HISTORY_TOKENS = 4096
 _MOST_TURNS = 2000
-# What Markdown and HTML act on: anywhere, and where a line begins. A bar inside a word is none.
-_ACTIVE = re.compile(r"[\\`*\[\]<>&|~$]|(?<![^\W_])_|_(?![^\W_])")
-_LINE_START = re.compile(r"^([ \t]*(?:\d+(?=[.)]\s))?)([#+=.)-])", re.MULTILINE)
 
 
 @dataclass(frozen=True)
@@ -173,15 +170,23 @@ class Conversation:
         turns = [turn for turn in self.turns if isinstance(turn, KeptTurn)]
         files = [file for turn in turns for file in turn.files] or self.files
         names = dict.fromkeys(Path(file).name for file in files)
-        lines, basis = [f"# {_line(', '.join(names)) or 'A talk'}", ""], ""
+        lines, basis = [f"# {clean_markdown_line(', '.join(names)) or 'A talk'}", ""], ""
         for turn in self.turns:
             kept = turn if isinstance(turn, KeptTurn) else KeptTurn(turn.question, turn.answer)
             if kept.basis and kept.basis != basis:
                 basis = kept.basis
-                lines += [f"_{_line(basis)}_", ""]
-            lines += [f"**{_line(turn.question)}**", "", _plain(turn.answer), ""]
+                lines += [f"_{clean_markdown_line(basis)}_", ""]
+            lines += [
+                f"**{clean_markdown_line(turn.question)}**",
+                "",
+                clean_markdown(turn.answer),
+                "",
+            ]
             if kept.check:
-                lines += [*(f"- blind check: {_line(said)}" for said in kept.check), ""]
+                lines += [
+                    *(f"- blind check: {clean_markdown_line(said)}" for said in kept.check),
+                    "",
+                ]
         return "\n".join(lines)
 
     def save(self, path: Path) -> None:
@@ -262,16 +267,6 @@ def read_talk(text: str, name: str) -> SavedTalk:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
     except RecursionError as error:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
-
-
-def _plain(text: str) -> str:
-    """Text that Markdown shows as it is."""
-    return _LINE_START.sub(r"\1\\\2", _ACTIVE.sub(r"\\\g<0>", text))
-
-
-def _line(text: str) -> str:
-    """Likewise, on one line."""
-    return _plain(" ".join(text.split()))
 
 
 def _read_turn(row: dict[str, Any]) -> KeptTurn:

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
+from apollo_cli.harmless import hide_secrets
+
 
 class ApolloError(Exception):
     """An error with a remedy.
@@ -28,9 +30,12 @@ class ApolloError(Exception):
 
     @property
     def message(self) -> str:
-        """The three parts on one line, whatever line breaks a file name brought along."""
+        """The three parts on one line, whatever line breaks a file name brought along.
+
+        Tokens and passwords in it are blanked.
+        """
         parts = (part.strip() for part in (self.received, self.allowed, self.next_step))
-        return "; ".join(" ".join(part.split()) for part in parts if part)
+        return hide_secrets("; ".join(" ".join(part.split()) for part in parts if part))
 
     def __str__(self) -> str:
         return self.message

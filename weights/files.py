@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import sys
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
@@ -12,6 +13,7 @@ from apollo_cli.errors import WeightsError
 
 JSON_LIMIT_BYTES = 32 * 1024 * 1024
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
+_COMMIT = re.compile(r"[0-9a-f]{40}")
 _LFS_START = b"version https://git-lfs"
 
 
@@ -34,9 +36,14 @@ def is_lfs_pointer(start: bytes) -> bool:
     return start.startswith(_LFS_START)
 
 
+def is_commit(text: object) -> bool:
+    """Whether this is a whole commit: 40 hexadecimal digits."""
+    return isinstance(text, str) and _COMMIT.fullmatch(text) is not None
+
+
 def is_plain_name(name: object) -> bool:
     """Whether a name from a config is one file or folder name, on every operating system."""
-    if not isinstance(name, str) or not name or "\0" in name or name in {".", ".."}:
+    if not isinstance(name, str) or not name.isprintable() or name in {"", ".", ".."}:
         return False
     return PurePosixPath(name).name == name and PureWindowsPath(name).name == name
 

@@ -9,19 +9,15 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
 
 from apollo_cli.errors import WeightsError
-from apollo_cli.weights.checkpoint import CONNECTOR, LLM, TOWER, read_checkpoint
-from apollo_cli.weights.files import PICKLE_SUFFIXES, apollo_home, is_plain_name
+from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.files import apollo_home
+from apollo_cli.weights.listing import PARTS, Listing
 from apollo_cli.weights.manifests import FileRecord, Manifest, hash_file, write_manifest
 from apollo_cli.weights.registry import ModelSource, checked_revision
-from apollo_cli.weights.transfer import Hub, RemoteFile, clear_errors, fetch_file
+from apollo_cli.weights.transfer import PARTIAL, Hub, RemoteFile, clear_errors, fetch_file
 
-if TYPE_CHECKING:
-    from huggingface_hub.hf_api import ModelInfo
-
-ALLOWED_SUFFIXES = frozenset({".json", ".txt", ".safetensors"})
 SPARE_BYTES = 200_000_000
 
 
@@ -71,6 +67,7 @@ def fetch_model(
     *,
     confirm: Callable[[PullPlan], bool],
     on_status: Callable[[str], None] = lambda text: None,
+    on_progress: Callable[[int, int], None] = lambda done, total: None,
     revision: str | None = None,
     token: str | None = None,
     offline: bool | None = None,
@@ -86,6 +83,7 @@ def fetch_model(
         source: a hub source.
         confirm: is shown the plan, with size and licence, before anything is downloaded.
         on_status: is told each step in a few words.
+        on_progress: is told the bytes that are there of the file under way, and its size.
         revision: wins over the one of the source.
         token: None takes HF_TOKEN or the saved login.
         offline: None takes HF_HUB_OFFLINE.
@@ -115,10 +113,10 @@ def fetch_model(
         )
     if not confirm(plan):
         return None
-    with _one_at_a_time(hub), clear_errors(hub, wanted):
-        root = _download(hub, plan, on_status)
+    with clear_errors(hub), _one_at_a_time(hub):
+        root = _download(hub, plan, on_status, on_progress)
     on_status("checking the files")
-    manifest = _checked_manifest(plan, root)
+    manifest = _checked_manifest(hub, plan, root)
     write_manifest(manifest)
     return manifest
 
@@ -136,73 +134,36 @@ def _fetchable(source: ModelSource, offline: bool) -> str:
 
 
 def _plan(hub: Hub, source: ModelSource, revision: str) -> PullPlan:
-    from huggingface_hub import HfApi, try_to_load_from_cache
-
-    with clear_errors(hub, revision):
-        api = HfApi(endpoint=hub.endpoint, token=hub.token)
-        try:
-            info = api.model_info(hub.repository, revision=revision, files_metadata=True)
-        except (ValueError, KeyError, TypeError, AttributeError) as error:
-            raise WeightsError(
-                f"{api.endpoint} did not answer as a model hub ({type(error).__name__})",
-                "",
-                "check HF_ENDPOINT and the proxy settings",
-            ) from None
-    files = _needed_files(hub.repository, info)
-    commit = str(info.sha)
-    missing = [
-        file
-        for file in files
-        if not isinstance(
-            try_to_load_from_cache(hub.repository, file.name, hub.cache_dir, commit), str
-        )
-    ]
-    card: Any = info.card_data or {}
-    label, name = card.get("license") or "", card.get("license_name")
+    with clear_errors(hub):
+        listing = Listing.read(hub, revision)
+    files = _needed_files(hub.repository, listing)
+    missing = [file for file in files if not hub.place(listing.commit, file.name).is_file()]
     return PullPlan(
         source=source,
         repository=hub.repository,
         revision=revision,
-        commit=commit,
+        commit=listing.commit,
         files=files,
         missing=tuple(missing),
-        licence=f"{label} ({name})" if label and name else str(label),
-        licence_link=str(card.get("license_link") or ""),
-        gated=bool(info.gated),
+        licence=listing.licence,
+        licence_link=listing.licence_link,
+        gated=listing.gated,
         cache_dir=hub.cache_dir,
         free_bytes=_free_bytes(hub.cache_dir),
     )
 
 
-def _needed_files(repository: str, info: ModelInfo) -> tuple[RemoteFile, ...]:
-    siblings = info.siblings or []
-    names = [sibling.rfilename for sibling in siblings]
-    parts = {LLM, TOWER, CONNECTOR}
-    files = []
-    for sibling in siblings:
-        pieces = sibling.rfilename.split("/")
-        in_layout = sibling.rfilename == "config.json" or (len(pieces) > 1 and pieces[0] in parts)
-        if not in_layout or Path(pieces[-1]).suffix not in ALLOWED_SUFFIXES:
-            continue
-        if not all(map(is_plain_name, pieces)):
-            raise WeightsError(f"{repository} names a file {sibling.rfilename!r}: refused")
-        lfs = sibling.lfs
-        files.append(
-            RemoteFile(
-                name=sibling.rfilename,
-                size_bytes=(lfs.size if lfs else sibling.size) or 0,
-                sha256=lfs.sha256 if lfs else None,
-                blob_id=None if lfs else sibling.blob_id,
-            )
-        )
+def _needed_files(repository: str, listing: Listing) -> tuple[RemoteFile, ...]:
+    files = listing.files
     weights = {f.name.split("/")[0] for f in files if f.name.endswith(".safetensors")}
-    lacking = sorted(parts - weights) + ([] if "config.json" in names else ["config.json"])
+    has_config = any(file.name == "config.json" for file in files)
+    lacking = sorted(set(PARTS) - weights) + ([] if has_config else ["config.json"])
     if lacking:
-        pickled = any(Path(name).suffix in PICKLE_SUFFIXES for name in names)
         raise WeightsError(
             f"{repository} has no {', '.join(lacking)}",
             "the released layout is needed: config.json, and safetensors in llm/, vision_tower/ "
-            "and mm_connector/" + (" (pickle files can run code and are not read)" * pickled),
+            "and mm_connector/"
+            + (" (pickle files can run code and are not read)" * listing.has_pickles),
         )
     return tuple(sorted(files, key=lambda file: (file.size_bytes, file.name)))
 
@@ -226,9 +187,11 @@ def _one_at_a_time(hub: Hub) -> Iterator[None]:
             "",
             "set APOLLO_HOME to a folder that can be written",
         ) from None
-    lock = FileLock(folder / f".{hub.repository.replace('/', '--')}.lock", timeout=0)
+    # Beside what it protects: records may lie elsewhere for another program on the same cache.
+    locks = hub.cache_dir / ".locks" / hub.folder.name
+    locks.mkdir(parents=True, exist_ok=True)
     try:
-        with lock:
+        with FileLock(locks / "apollo.lock", timeout=0):
             yield
     except Timeout:
         raise WeightsError(
@@ -236,25 +199,32 @@ def _one_at_a_time(hub: Hub) -> Iterator[None]:
         ) from None
 
 
-def _download(hub: Hub, plan: PullPlan, on_status: Callable[[str], None]) -> Path:
+def _download(
+    hub: Hub,
+    plan: PullPlan,
+    on_status: Callable[[str], None],
+    on_progress: Callable[[int, int], None],
+) -> Path:
     missing = set(plan.missing)
-    root = hub.cache_dir
+    wanted = {hub.partial(file) for file in missing}
+    # What a stopped pull of another commit left is of no use, and nobody else is pulling.
+    for left in set((hub.folder / "blobs").glob(f"*{PARTIAL}")) - wanted:
+        left.unlink(missing_ok=True)
     for number, file in enumerate(plan.files, start=1):
         if file in missing:
             on_status(f"{number}/{len(plan.files)} {file.name}")
-        place = fetch_file(hub, plan.commit, file)
-        root = place.parents[file.name.count("/")]
-    return root
+        fetch_file(hub, plan.commit, file, lambda done, all=file.size_bytes: on_progress(done, all))
+    return hub.place(plan.commit, "")
 
 
-def _checked_manifest(plan: PullPlan, root: Path) -> Manifest:
+def _checked_manifest(hub: Hub, plan: PullPlan, root: Path) -> Manifest:
     records = {}
     for file in plan.files:
         path = root / file.name
         record = hash_file(path)
         if not _is_as_promised(path, record, file):
-            path.resolve().unlink(missing_ok=True)
-            path.unlink(missing_ok=True)
+            for copy in (hub.partial(file).with_name(file.blob), path):
+                copy.unlink(missing_ok=True)
             raise WeightsError(
                 f"{file.name} of {plan.repository} arrived damaged: its sha256 is {record.sha256}"
                 + (f", not {file.sha256}" if file.sha256 else ""),
@@ -279,7 +249,6 @@ def _is_as_promised(path: Path, record: FileRecord, file: RemoteFile) -> bool:
         return False
     if file.sha256 is not None:
         return record.sha256 == file.sha256
-    if file.blob_id is None:
-        return True
-    head = f"blob {record.size_bytes}\0".encode()
-    return hashlib.sha1(head + path.read_bytes(), usedforsecurity=False).hexdigest() == file.blob_id
+    digest = hashlib.sha1(f"blob {record.size_bytes}\0".encode(), usedforsecurity=False)
+    with path.open("rb") as content:
+        return hashlib.file_digest(content, lambda: digest).hexdigest() == file.blob_id

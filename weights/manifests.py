@@ -9,7 +9,7 @@ from pathlib import Path
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import WeightsError
-from apollo_cli.weights.files import apollo_home, read_json
+from apollo_cli.weights.files import apollo_home, is_commit, is_plain_name, read_json
 
 _SCHEMA = 1
 _CHUNK_BYTES = 1 << 22
@@ -88,6 +88,10 @@ def _read_manifest(path: Path) -> Manifest:
     try:
         files = {name: FileRecord(**record) for name, record in row["files"].items()}
         texts = {k: str(row[k]) for k in ("repository", "revision", "commit", "licence")}
+        steps = [*texts["repository"].split("/"), *(s for name in files for s in name.split("/"))]
+        # Both name the file of the manifest, and what is looked at below the folder.
+        if not is_commit(texts["commit"]) or not all(map(is_plain_name, steps)):
+            raise TypeError("names")
         return Manifest(
             **texts, fetched_at=str(row["fetched_at"]), folder=Path(row["folder"]), files=files
         )

@@ -13,6 +13,7 @@ from typing import Literal
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.files import is_commit
 from apollo_cli.weights.manifests import (
     FileRecord,
     Manifest,
@@ -104,8 +105,12 @@ def _find_cached(source: ModelSource) -> Path | None:
     from huggingface_hub import try_to_load_from_cache
 
     assert source.repository is not None
-    config = try_to_load_from_cache(source.repository, "config.json", revision=source.revision)
-    if not isinstance(config, str):
+    try:
+        config = try_to_load_from_cache(source.repository, "config.json", revision=source.revision)
+    except (OSError, ValueError):
+        # The file that names the commit of a branch is no such file.
+        return None
+    if not isinstance(config, str) or not is_commit(Path(config).parent.name):
         return None
     try:
         return read_checkpoint(Path(config).parent).root

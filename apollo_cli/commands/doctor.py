@@ -14,6 +14,7 @@ import click
 from apollo_cli._version import __version__
 from apollo_cli.commands.output import format_bytes, write_facts, write_json
 from apollo_cli.errors import ApolloError, DeviceError
+from apollo_cli.harmless import hide_secrets
 
 PACKAGES = (
     "torch",
@@ -120,7 +121,7 @@ def _disk() -> dict[str, Any]:
         "cache_free_bytes": shutil.disk_usage(existing).free,
         "records": str(apollo_home()),
         "offline": bool(constants.HF_HUB_OFFLINE),
-        "endpoint": constants.ENDPOINT,
+        "endpoint": hide_secrets(constants.ENDPOINT),
     }
 
 

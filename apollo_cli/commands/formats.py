@@ -8,6 +8,8 @@ import json
 from collections.abc import Callable
 from typing import Any
 
+from apollo_cli.harmless import clean_cell, clean_markdown, clean_markdown_line
+
 FORMATS = ("text", "jsonl", "csv", "srt", "md")
 
 # One answered question, as ``Answer.to_dict`` gives it; the last argument is its number from 1.
@@ -38,7 +40,7 @@ def to_csv(row: dict[str, Any], number: int) -> str:
         row.get("answer", ""),
         row.get("error", ""),
     ]
-    table.writerow(values)
+    table.writerow(map(clean_cell, values))
     return text.getvalue()
 
 
@@ -55,8 +57,9 @@ def to_srt(row: dict[str, Any], number: int) -> str:
 def to_markdown(row: dict[str, Any], number: int) -> str:
     """The question in bold, the answer, and what was looked at."""
     seen = ", ".join(video["coverage_text"] for video in row.get("videos", []))
-    text = row.get("answer", row.get("error", ""))
-    return f"**{row['question']}**\n\n{text}\n\n" + (f"_{seen}_\n\n" if seen else "")
+    question, text = clean_markdown_line(row["question"]), row.get("answer", row.get("error", ""))
+    about = f"_{clean_markdown_line(seen)}_\n\n" if seen else ""
+    return f"**{question}**\n\n{clean_markdown(text)}\n\n{about}"
 
 
 def _one_block(text: str) -> str:

@@ -136,19 +136,17 @@ def pull_command(name: str, revision: str | None, yes: bool, as_json: bool) -> N
     HF_ENDPOINT, HF_HUB_OFFLINE. Only safetensors and text files are fetched; a pull that was
     stopped is continued.
     """
-    from huggingface_hub.utils import disable_progress_bars
-
     from apollo_cli.weights.hub import fetch_model
     from apollo_cli.weights.registry import resolve
 
-    if not sys.stderr.isatty():
-        disable_progress_bars()
-    manifest = fetch_model(
-        resolve(name),
-        confirm=lambda plan: _agrees(plan, yes),
-        on_status=say,
-        revision=revision,
-    )
+    with progress() as report:
+        manifest = fetch_model(
+            resolve(name),
+            confirm=lambda plan: _agrees(plan, yes),
+            on_status=say,
+            on_progress=lambda done, total: report("fetch", done, total),
+            revision=revision,
+        )
     if manifest is None:
         say("nothing was fetched")
     elif as_json:

@@ -6,12 +6,15 @@ import json
 import os
 import sys
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from typing import Any
 
 import click
 
+from apollo_cli.harmless import clean_streams, clean_terminal, plain_stream
+
 STAGES = {
+    "fetch": "fetching",
     "load": "loading",
     "decode": "decoding",
     "encode": "encoding",
@@ -52,8 +55,8 @@ def write_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
-        table.add_row(*(Text(cell) for cell in row))
-    Console().print(table)
+        table.add_row(*(Text(clean_terminal(cell)) for cell in row))
+    Console(file=plain_stream(sys.stdout)).print(table)
 
 
 def write_facts(facts: Sequence[tuple[str, str]]) -> None:
@@ -97,13 +100,18 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
         TextColumn("{task.percentage:>3.0f} %"),
         TimeRemainingColumn(),
     )
-    bars = Progress(*columns, console=Console(stderr=True), transient=True)
+    bars = Progress(*columns, console=Console(file=plain_stream(sys.stderr)), transient=True)
     tasks: dict[str, Any] = {}
+    with ExitStack() as stack:
 
-    def report(stage: str, done: int, total: int) -> None:
-        if stage not in tasks:
-            tasks[stage] = bars.add_task(STAGES[stage], total=total)
-        bars.update(tasks[stage], completed=done, total=total)
+        def report(stage: str, done: int, total: int) -> None:
+            if not tasks:
+                # A question that is asked before anything is done needs the line of the bar.
+                stack.enter_context(bars)
+                # Lines that are written meanwhile go to the bar's console, escaped before.
+                stack.enter_context(clean_streams())
+            if stage not in tasks:
+                tasks[stage] = bars.add_task(STAGES[stage], total=total)
+            bars.update(tasks[stage], completed=done, total=total)
 
-    with bars:
         yield report

@@ -3,11 +3,13 @@
 import hashlib
 import json
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
 
 LFS_FROM_BYTES = 100_000
 
@@ -23,7 +25,13 @@ class FakeHub:
         card: what its card says, such as the licence.
         cut_once: name of a file whose first transfer ends half-way, and is then refused.
         closed: answers like a repository behind a gate.
+        cut_every: bytes after which every transfer is cut.
         token: when set, everything needs it.
+        listed: changes the listing before it is sent; bytes are sent as they are.
+        headers: of every answer, over those that it should have.
+        statuses: code with which a file, or the listing as "", is refused.
+        redirect: where everything is sent on to.
+        tokens: Authorization header of everything asked.
         requests: method, path and Range header of everything asked.
     """
 
@@ -33,9 +41,15 @@ class FakeHub:
     card: dict = field(default_factory=lambda: {"license": "apache-2.0"})
     cut_once: str | None = None
     closed: bool = False
+    cut_every: int | None = None
     token: str | None = None
+    listed: Callable[[dict], Any] = lambda listing: listing
+    headers: dict[str, str] = field(default_factory=dict)
+    statuses: dict[str, int] = field(default_factory=dict)
+    redirect: str | None = None
     was_cut: bool = False
     requests: list[tuple[str, str, str | None]] = field(default_factory=list)
+    tokens: list[str | None] = field(default_factory=list)
     endpoint: str = ""
 
     def listing(self) -> dict:
@@ -83,23 +97,36 @@ class Handler(BaseHTTPRequestHandler):
         self.answer(with_body=True)
 
     def answer(self, with_body: bool) -> None:
-        hub, path = self.hub, self.path.split("?")[0]
+        hub, path = self.hub, urlsplit(self.path).path
         hub.requests.append((self.command, path, self.headers.get("Range")))
+        hub.tokens.append(self.headers.get("Authorization"))
+        if hub.redirect:
+            return self.send(302, b"", {"Location": hub.redirect}, with_body)
         if hub.token and self.headers.get("Authorization") != f"Bearer {hub.token}":
             return self.refuse(401, "RepoNotFound")
         api, files = f"/api/models/{hub.repository}", f"/{hub.repository}/resolve/"
-        if path in (api, f"{api}/revision/main", f"{api}/revision/{hub.commit}"):
-            return self.send(200, json.dumps(hub.listing()).encode(), {}, with_body)
-        if path.startswith(f"{api}/revision/"):
-            return self.refuse(404, "RevisionNotFound")
+        if path.startswith(api):
+            return self.send_listing(path.removeprefix(api), with_body)
         if not path.startswith(files):
             return self.refuse(404, "RepoNotFound")
         if hub.closed:
             return self.refuse(403, "GatedRepo")
         return self.send_file(path.removeprefix(files).split("/", 1)[1], with_body)
 
+    def send_listing(self, rest: str, with_body: bool) -> None:
+        hub = self.hub
+        if "" in hub.statuses:
+            return self.refuse(hub.statuses[""], "")
+        if rest not in ("", "/revision/main", f"/revision/{hub.commit}"):
+            return self.refuse(404, "RevisionNotFound")
+        listing = hub.listed(hub.listing())
+        raw = listing if isinstance(listing, bytes) else json.dumps(listing).encode()
+        return self.send(200, raw, {}, with_body)
+
     def send_file(self, name: str, with_body: bool) -> None:
         hub, content = self.hub, self.hub.files[name]
+        if name in hub.statuses:
+            return self.refuse(hub.statuses[name], "")
         headers = {"ETag": f'"{etag_of(content)}"', "X-Repo-Commit": hub.commit}
         start = int((self.headers.get("Range") or "bytes=0-")[6:].split("-")[0])
         if with_body and hub.cut_once == name:
@@ -109,13 +136,15 @@ class Handler(BaseHTTPRequestHandler):
             return self.send(200, content, headers, with_body, stop=len(content) // 2)
         if start:
             headers["Content-Range"] = f"bytes {start}-{len(content) - 1}/{len(content)}"
-        return self.send(206 if start else 200, content[start:], headers, with_body)
+        cut = hub.cut_every if hub.cut_every and len(content) - start > hub.cut_every else None
+        return self.send(206 if start else 200, content[start:], headers, with_body, cut)
 
     def send(
         self, code: int, body: bytes, headers: dict, with_body: bool, stop: int | None = None
     ) -> None:
         self.send_response(code)
-        for key, value in {**headers, "Content-Length": str(len(body))}.items():
+        length = {"Content-Length": str(len(body))}
+        for key, value in {**headers, **length, **self.hub.headers}.items():
             self.send_header(key, value)
         self.end_headers()
         if with_body:
@@ -133,6 +162,8 @@ def serve(hub: FakeHub) -> Iterator[FakeHub]:
     handler = type("BoundHandler", (Handler,), {"hub": hub})
     server = ThreadingHTTPServer(("127.0.0.1", 0), handler)
     server.daemon_threads = True
+    # Who hangs up in the middle of an answer is part of these tests.
+    server.handle_error = lambda request, client_address: None
     thread = threading.Thread(target=server.serve_forever, args=(0.05,), daemon=True)
     thread.start()
     hub.endpoint = f"http://127.0.0.1:{server.server_address[1]}"

@@ -12,7 +12,6 @@ import pytest
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights import hub as hub_module
-from apollo_cli.weights import transfer
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.hub import PullPlan, fetch_model
 from apollo_cli.weights.manifests import Manifest, read_manifests
@@ -35,7 +34,6 @@ def own_folders(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
     monkeypatch.setattr(constants, "HF_TOKEN_PATH", str(tmp_path / "no-token"))
     monkeypatch.delenv("HF_TOKEN", raising=False)
-    monkeypatch.setattr(transfer, "_LARGE_BYTES", 100_000)
 
 
 @pytest.fixture
@@ -108,10 +106,7 @@ def test_a_second_pull_downloads_nothing(hub: FakeHub):
     assert not [path for _, path, _ in hub.requests[before:] if "/resolve/" in path]
 
 
-def test_a_stopped_download_goes_on_where_it_ended(hub: FakeHub, monkeypatch: pytest.MonkeyPatch):
-    from huggingface_hub import constants
-
-    monkeypatch.setattr(constants, "DOWNLOAD_CHUNK_SIZE", 4096)
+def test_a_stopped_download_goes_on_where_it_ended(hub: FakeHub):
     hub.cut_once = BIG
     with pytest.raises(WeightsError, match="answered 403"):
         pull(hub)
@@ -119,8 +114,7 @@ def test_a_stopped_download_goes_on_where_it_ended(hub: FakeHub, monkeypatch: py
     hub.cut_once = None
     before = len(hub.downloads(BIG))
     manifest = pull(hub)
-    whole_chunks = len(hub.files[BIG]) // 2 // 4096 * 4096
-    assert hub.downloads(BIG)[before:] == [f"bytes={whole_chunks}-"]
+    assert hub.downloads(BIG)[before:] == [f"bytes={len(hub.files[BIG]) // 2}-"]
     assert (manifest.folder / BIG).read_bytes() == hub.files[BIG]
 
 
@@ -273,12 +267,6 @@ def test_another_layout_is_refused_before_the_download(hub: FakeHub, drop: str, 
     kept = {n: c for n, c in hub.files.items() if not n.startswith(drop) or n.endswith(".bin")}
     hub.files = kept
     with pytest.raises(WeightsError, match=message):
-        pull(hub)
-
-
-def test_a_file_name_that_leads_outside_is_refused(hub: FakeHub):
-    hub.files["llm/../../outside.json"] = b"{}"
-    with pytest.raises(WeightsError, match="refused"):
         pull(hub)
 
 
