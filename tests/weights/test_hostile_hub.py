@@ -200,7 +200,7 @@ def test_a_wrong_listing_is_one_line_and_writes_nothing(
     [
         {"X-Repo-Commit": "../../../../home/.ssh", "ETag": '"authorized_keys"'},
         {"X-Linked-Etag": '"../../../../home/.ssh/authorized_keys"', "X-Linked-Size": "-1"},
-        {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": "/home/.ssh"},
+        {"X-Xet-Hash": "0" * 64, "X-Xet-Refresh-Route": "/etc/ssh"},
         {"ETag": "", "X-Repo-Commit": "\x1b[31m", "Content-Disposition": 'filename="../../x"'},
     ],
 )
