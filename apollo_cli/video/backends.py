@@ -4,8 +4,11 @@ from __future__ import annotations
 
 import importlib.metadata
 import importlib.util
+import itertools
 from collections.abc import Iterator
+from contextlib import suppress
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any, Literal
 
 import av
@@ -44,11 +47,13 @@ class ReadPicture:
         picture: index of the wanted picture.
         shown: index of the picture that it is; another one stands in for a damaged one.
         rgb: (H, W, 3) uint8.
+        damaged: it is the wanted one, and a decoder reports damage in it.
     """
 
     picture: int
     shown: int
     rgb: np.ndarray
+    damaged: bool = False
 
 
 def installed_decoders() -> dict[str, str | None]:
@@ -72,18 +77,32 @@ def read_pictures(
         UsageError: the decoder is not installed, or cannot be loaded.
     """
     if info.files:
-        for picture in pictures:
-            for _, rgb in walk_image(info.files[picture], [0], _UNLIMITED):
-                yield ReadPicture(picture, picture, rgb)
+        yield from _read_files(info.files, pictures)
     elif info.timeline is None:
-        for picture, rgb in walk_image(info.path, pictures, _UNLIMITED):
-            yield ReadPicture(picture, picture, rgb)
+        for picture, read in walk_image(info.path, pictures, _UNLIMITED):
+            yield ReadPicture(picture, picture, read.rgb, read.damaged)
     elif decoder == "decord":
         yield from _read_with_decord(info, pictures)
     elif decoder == "torchcodec":
         yield from _read_with_torchcodec(info, pictures)
     else:
         yield from _read_with_pyav(info, pictures)
+
+
+def _read_files(files: tuple[Path, ...], pictures: list[int]) -> Iterator[ReadPicture]:
+    """One image a picture; the nearest sound image stands in for a damaged one."""
+    damaged: set[int] = set()
+    for picture in pictures:
+        steps = (side for step in range(1, len(files)) for side in (picture - step, picture + step))
+        for near in itertools.chain([picture], steps):
+            if near in damaged or not 0 <= near < len(files):
+                continue
+            with suppress(MediaError):
+                ((_, read),) = walk_image(files[near], [0], _UNLIMITED)
+                if not read.damaged:
+                    yield ReadPicture(picture, near, read.rgb)
+                    break
+            damaged.add(near)
 
 
 def _read_with_pyav(info: VideoInfo, pictures: list[int]) -> Iterator[ReadPicture]:

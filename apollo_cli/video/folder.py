@@ -4,17 +4,19 @@ from __future__ import annotations
 
 import os
 import re
+from collections.abc import Iterator
 from pathlib import Path
 
 import numpy as np
 
 from apollo_cli.errors import MediaError
-from apollo_cli.video.images import read_image_facts
+from apollo_cli.video.images import ImageFacts, read_image_facts
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import Limits
 from apollo_cli.video.opening import resolve_file, shown, sniff
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
+_LEFT_OUT = (".heic", ".heif", ".gif", ".jxl", ".jp2", ".dng")
 
 
 def probe_folder(path: Path, image_fps: float, limits: Limits) -> VideoInfo:
@@ -30,7 +32,9 @@ def probe_folder(path: Path, image_fps: float, limits: Limits) -> VideoInfo:
     Raises:
         MediaError: no images, one that can't be read, or more than the limits allow.
     """
-    names = sorted((name for name in os.listdir(path) if _is_image(name)), key=_by_number)
+    everything = sorted(os.listdir(path), key=_by_number)
+    names = [name for name in everything if _has_suffix(name, _IMAGE_SUFFIXES)]
+    others = [name for name in everything if _has_suffix(name, _LEFT_OUT)]
     if not names:
         raise MediaError(
             f"{shown(path)} is a folder without images", f"read are {', '.join(_IMAGE_SUFFIXES)}"
@@ -38,31 +42,66 @@ def probe_folder(path: Path, image_fps: float, limits: Limits) -> VideoInfo:
     if len(names) > limits.max_pictures:
         limits.refuse_pictures(path)
     files = tuple(resolve_file(path / name) for name in names)
-    sizes = []
+    found: list[ImageFacts] = []
     for file in files:
         if sniff(file) != "image":
             raise MediaError(f"{shown(file)} is not an image")
-        sizes.append(read_image_facts(file, limits))
+        found.append(read_image_facts(file, limits))
     count = len(files)
     limits.check_duration(path, count / image_fps)
-    mixed = len({facts.display_size for facts in sizes}) > 1
     return VideoInfo(
         path=path,
         kind="video",
         times=np.arange(count) / image_fps,
         duration_seconds=count / image_fps,
-        stored_size=sizes[0].stored_size,
-        display_size=sizes[0].display_size,
-        codec=sizes[0].codec,
+        stored_size=found[0].stored_size,
+        display_size=found[0].display_size,
+        codec=found[0].codec,
         container="folder",
         source_fps=image_fps,
-        warnings=("the images differ in size",) if mixed else (),
+        warnings=(
+            *_odd_names(names),
+            *_odd_images(names, found),
+            *_share("left out, of a kind that is not read", others),
+        ),
         files=files,
     )
 
 
-def _is_image(name: str) -> bool:
-    return not name.startswith(".") and name.lower().endswith(_IMAGE_SUFFIXES)
+def _has_suffix(name: str, suffixes: tuple[str, ...]) -> bool:
+    return not name.startswith(".") and name.lower().endswith(suffixes)
+
+
+def _odd_names(names: list[str]) -> Iterator[str]:
+    """A number that is missing means a moment that is missing, and all later times are early."""
+    found = [re.fullmatch(r"(.*?)(\d+)\D*", name) for name in names]
+    if not all(found) or len({match[1] for match in found if match}) > 1:
+        return
+    numbers = [int(match[2]) for match in found if match]
+    missing = numbers[-1] - numbers[0] + 1 - len(set(numbers))
+    if missing:
+        yield f"{missing} numbers are missing: the images follow each other without a gap"
+    if len(set(numbers)) < len(numbers):
+        yield "numbers occur twice: each image is a picture of its own"
+
+
+def _odd_images(names: list[str], found: list[ImageFacts]) -> Iterator[str]:
+    if len({facts.display_size for facts in found}) > 1:
+        yield "the images differ in size"
+    faults: dict[str, list[str]] = {}
+    for name, facts in zip(names, found, strict=True):
+        animated = ("animated: only its first picture is taken",) if facts.frames > 1 else ()
+        for fault in (*facts.warnings, *animated):
+            faults.setdefault(fault, []).append(name)
+    for fault, affected in faults.items():
+        yield from _share(fault, affected)
+
+
+def _share(fault: str, names: list[str]) -> Iterator[str]:
+    """A fault with the first file that has it, and the number of the others."""
+    if names:
+        more = f" and {len(names) - 1} more" if len(names) > 1 else ""
+        yield f"{shown(names[0])}{more}: {fault}"
 
 
 def _by_number(name: str) -> list[tuple[int, str]]:

@@ -291,5 +291,4 @@ def _source(info: VideoInfo, times: Sequence[float] | np.ndarray) -> dict[str, A
 
 def _copy_report(found: dict[str, Any], report: ReadReport | None) -> None:
     if report is not None:
-        report.pictures = found["pictures"]
-        report.damaged_seconds = found["damaged_seconds"]
+        vars(report).update(found)

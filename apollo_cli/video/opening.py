@@ -6,6 +6,7 @@ import os
 import stat
 from pathlib import Path
 from typing import Literal
+from urllib.parse import unquote
 
 import av
 import av.container
@@ -32,7 +33,11 @@ _IMAGE_STARTS = (
     b"BM",
     b"II*\x00",
     b"MM\x00*",
+    b"II+\x00",
+    b"MM\x00+",
 )
+
+_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
 
 _OTHER_STARTS = (
     (b"version https://git-lfs", "is a Git LFS pointer, not the video itself", "run git lfs pull"),
@@ -69,6 +74,8 @@ def resolve_file(path: str | Path) -> Path:
         if os.path.islink(path):
             target = os.readlink(path)
             raise MediaError(f"{shown(path)} is a link to {shown(target)}, no such file") from None
+        if local := _local_path(str(path)):
+            return resolve_file(local)
         if "://" in str(path):
             raise MediaError(
                 f"{shown(path)} is a web address",
@@ -96,6 +103,15 @@ def resolve_file(path: str | Path) -> Path:
     return absolute
 
 
+def _local_path(address: str) -> str:
+    """The path that a file:// address of this machine names, else empty."""
+    name = address.removeprefix("file:")
+    if name == address:
+        return ""
+    name = name.removeprefix("//localhost").removeprefix("//")
+    return unquote(name) if name.startswith("/") else ""
+
+
 def sniff(path: Path) -> MediaKind:
     """Tell by the first bytes whether a file is an image or may be a video container.
 
@@ -110,10 +126,16 @@ def sniff(path: Path) -> MediaKind:
     except OSError as error:
         raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from None
     is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
-    is_heif = head[4:8] == b"ftyp" and head[8:12] in (b"avif", b"avis", b"heic", b"heix", b"mif1")
+    brands = head[8 : int.from_bytes(head[:4], "big")] if head[4:8] == b"ftyp" else b""
+    is_avif = b"avif" in brands or b"avis" in brands
+    if not is_avif and brands[:4] in _HEIC_BRANDS:
+        raise MediaError(
+            f"{shown(path)} is a HEIC photo, which is not read",
+            next_step="convert it to JPEG or PNG",
+        )
     # A film of bare JPEG pictures starts like a photo, and some photos hold a second picture.
     is_film = path.suffix.lower() in (".mjpeg", ".mjpg")
-    if (head.startswith(_IMAGE_STARTS) and not is_film) or is_webp or is_heif:
+    if (head.startswith(_IMAGE_STARTS) and not is_film) or is_webp or is_avif:
         return "image"
     for start, what, next_step in _OTHER_STARTS:
         if head.startswith(start):

@@ -85,7 +85,9 @@ def _probe_image(path: Path, limits: Limits) -> VideoInfo:
     facts = read_image_facts(path, limits)
     moves = facts.frames > 1
     step = typical_step(facts.seconds)
-    misnamed = path.suffix.lower() in (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts")
+    misnamed = []
+    if path.suffix.lower() in (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts"):
+        misnamed.append(f"an image ({facts.codec}) under the name of a video")
     return VideoInfo(
         path=path,
         kind="video" if moves else "image",
@@ -98,7 +100,7 @@ def _probe_image(path: Path, limits: Limits) -> VideoInfo:
         source_fps=facts.frames / float(facts.seconds[-1]) if moves else None,
         constant_rate=bool(np.allclose(np.diff(facts.seconds), step)),
         tick_seconds=0.001,
-        warnings=(f"an image ({facts.codec}) under the name of a video",) if misnamed else (),
+        warnings=(*facts.warnings, *misnamed),
     )
 
 

@@ -57,15 +57,19 @@ class ReadReport:
     Attributes:
         pictures: number of different pictures that were wanted.
         damaged_seconds: times of those that are damaged, where a neighbour stands in.
+        kept: how many of them are shown as they are, since an image has no neighbour.
     """
 
     pictures: int = 0
     damaged_seconds: list[float] = field(default_factory=list)
+    kept: int = 0
 
     def describe(self) -> str:
         """One sentence for the user, empty when all is well."""
         if not self.damaged_seconds:
             return ""
+        if self.kept:
+            return "the picture is damaged: parts of it may be wrong"
         return (
             f"{len(self.damaged_seconds)} of {self.pictures} pictures are damaged, the first at "
             f"{self.damaged_seconds[0]:.2f} s: the nearest sound one stands in for each"
@@ -109,11 +113,12 @@ def check_pictures(info: VideoInfo) -> ReadReport:
     Raises:
         MediaError: no picture at all can be decoded.
     """
-    report = ReadReport(pictures=info.frame_count)
+    report = ReadReport()
     if info.timeline is None:
-        for _ in read_frames(info, info.times):
+        for _ in read_frames(info, info.times, report=report):
             pass
         return report
+    report.pictures = info.frame_count
     walk = Walk(info.path, info.stream_index, info.timeline)
     try:
         for walked in walk.fetch(range(info.frame_count)):
@@ -211,7 +216,8 @@ def _read(
     count = 0
     for read in read_pictures(info, wanted, reading.decoder):
         count += 1
-        if read.shown != read.picture:
+        if read.shown != read.picture or read.damaged:
+            report.kept += read.damaged
             seconds = float(info.times[read.picture])
             report.damaged_seconds.append(seconds)
             if reading.strict:

@@ -17,7 +17,7 @@ from PIL import Image
 # OpenCV's bilinear weights for bytes have 11 bits.
 _ONE = 1 << 11
 
-# Rows that are padded at once for the horizontal pass; more would only cost memory.
+# Rows that are padded and resized at once in the horizontal pass; more would only cost memory.
 _ROWS_AT_ONCE = 256
 
 
@@ -56,9 +56,8 @@ def _bicubic(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nda
     side = max(height, width)
     top, left = (side - height) // 2, (side - width) // 2
     narrow = Image.new("RGB", (size, side), colour)
-    at_once = height if width == side else _ROWS_AT_ONCE
-    for start in range(0, height, at_once):
-        rows = rgb[start : start + at_once]
+    for start in range(0, height, _ROWS_AT_ONCE):
+        rows = rgb[start : start + _ROWS_AT_ONCE]
         if width < side:
             padded = np.empty((len(rows), side, 3), dtype=np.uint8)
             padded[:] = colour

@@ -189,6 +189,16 @@ def test_a_file_is_read_whatever_its_name(tmp_path: Path, name: str, monkeypatch
     assert name.replace("\n", "\\n") in str(caught.value)
 
 
+@pytest.mark.parametrize("start", ["file://", "file://localhost", "file:"])
+def test_a_file_address_of_this_machine_is_its_path(tmp_path: Path, start: str):
+    shutil.copyfile(FOLDER / "cfr10_target.mp4", tmp_path / "ä b%.mp4")
+    place = f"{start}{tmp_path}/"
+    assert probe(place + "%C3%A4%20b%25.mp4").frame_count == 10
+    for address in (place + "gone.mp4", "file://elsewhere/a.mp4"):
+        with pytest.raises(MediaError, match="no such file|web address"):
+            probe(address)
+
+
 def test_a_link_is_followed(tmp_path: Path):
     (tmp_path / "link.mp4").symlink_to(FOLDER / "cfr10_target.mp4")
     assert probe(tmp_path / "link.mp4").frame_count == 10

@@ -2,17 +2,21 @@
 
 from __future__ import annotations
 
+import struct
+import subprocess
+import sys
 from pathlib import Path
 
 import numpy as np
 import pytest
 from PIL import Image
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.limits import Limits
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import read_frames
+from apollo_cli.video.reader import ReadReport, check_pictures, read_frames
 from tests.cases import FOLDER
 from tests.cases.marker import draw_marker, read_marker
 
@@ -53,13 +57,110 @@ def test_stills_of_every_colour_mode_are_read(tmp_path: Path, mode: str):
     assert mark.turned == 0
 
 
-def test_the_turn_of_a_photo_is_followed(tmp_path: Path):
-    turned = Image.fromarray(np.rot90(draw_marker(0, 0, 160, 90)))
+RAMP = np.tile(np.linspace(0, 1, 256), (8, 1))
+
+
+@pytest.mark.parametrize(
+    ("pixels", "is_told"),
+    [
+        ((RAMP * 65535).astype(">u2"), False),
+        ((RAMP * 65535).astype("<u2"), False),
+        ((RAMP * 2e9).astype(np.int32), True),
+        ((RAMP * 1000 - 500).astype(np.int32), True),
+        (RAMP.astype(np.float32), True),
+        ((RAMP * 255).astype(np.float32), True),
+        ((RAMP * 1e-3 - 2e-3).astype(np.float32), True),
+        (np.where(RAMP > 0, RAMP, np.nan).astype(np.float32), True),
+        (np.where(RAMP < 1, RAMP, np.inf).astype(np.float32), True),
+    ],
+)
+def test_deep_gray_levels_become_a_ramp_never_all_white_or_black(
+    tmp_path: Path, pixels: np.ndarray, is_told: bool
+):
+    path = tmp_path / "deep.tif"
+    Image.fromarray(pixels).save(path)
+    info = probe(path)
+    (frame,) = read_frames(info, [0.0])
+    assert np.abs(frame.rgb[4, 1:-1].astype(int) - np.arange(1, 255)[:, None]).max() <= 1
+    assert bool(info.warnings) == is_told
+
+
+def with_tags(path: Path, changes: dict[int, int]) -> None:
+    """Set whole numbers among the tags of a little-endian TIFF."""
+    data = bytearray(path.read_bytes())
+    start = struct.unpack_from("<I", data, 4)[0]
+    for place in range(start + 2, start + 2 + 12 * struct.unpack_from("<H", data, start)[0], 12):
+        number, kind = struct.unpack_from("<HH", data, place)
+        if number in changes:
+            struct.pack_into("<H" if kind == 3 else "<I", data, place + 8, changes[number])
+    path.write_bytes(data)
+
+
+def test_white_may_be_zero_and_whole_numbers_may_have_no_sign(tmp_path: Path):
+    path = tmp_path / "deep.tif"
+    Image.fromarray((RAMP * 65535).astype(np.uint16)).save(path)
+    with_tags(path, {262: 0})
+    (frame,) = read_frames(probe(path), [0.0])
+    assert frame.rgb[0, [0, 255], 0].tolist() == [255, 0]
+    Image.fromarray((RAMP * 4e9).astype(np.uint32).view(np.int32)).save(path)
+    with_tags(path, {339: 1})
+    (frame,) = read_frames(probe(path), [0.0])
+    assert np.abs(frame.rgb[0, :, 0].astype(int) - np.arange(256)).max() <= 1
+
+
+def test_pixels_without_any_number_are_refused(tmp_path: Path):
+    Image.fromarray(np.full((4, 4), np.nan, np.float32)).save(tmp_path / "nothing.tif")
+    with pytest.raises(MediaError, match=r"nothing.tif"):
+        list(read_frames(probe(tmp_path / "nothing.tif"), [0.0]))
+
+
+RED = Image.new("RGB", (32, 16), (204, 51, 0))
+
+
+@pytest.mark.parametrize("suffix", ["tif", "png", "jpg", "webp", "bmp", "gif", "avif"])
+@pytest.mark.parametrize(
+    "mode", ["RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV"]
+)
+def test_a_colour_stays_that_colour_in_every_mode_that_a_file_holds(
+    tmp_path: Path, mode: str, suffix: str
+):
+    path = tmp_path / f"still.{suffix}"
+    try:
+        picture = RED.convert("RGBA").convert(mode) if mode == "RGBa" else RED.convert(mode)
+        picture.save(path)
+        info = probe(path)
+        (frame,) = read_frames(info, [0.0])
+    except (OSError, ValueError, MediaError):
+        # Pillow does not write the mode, or has written what it cannot read.
+        return
+    assert np.abs(frame.rgb.astype(int) - (204, 51, 0)).max() <= 12
+    assert info.warnings == ()
+
+
+@pytest.mark.parametrize("mode", ["1", "L", "P", "RGB", "I;16"])
+def test_a_colour_that_stands_for_nothing_is_black(tmp_path: Path, mode: str):
+    gray = (np.tile(np.arange(2) * 255, (4, 2))).astype(np.uint8)
+    deep = Image.fromarray(gray.astype(np.uint16) * 257)
+    picture = deep if mode == "I;16" else Image.fromarray(gray).convert("RGB").convert(mode)
+    picture.save(tmp_path / "hole.png", transparency=picture.getpixel((1, 0)))
+    (frame,) = read_frames(probe(tmp_path / "hole.png"), [0.0])
+    assert not frame.rgb.any()
+
+
+@pytest.mark.parametrize("suffix", ["jpg", "png", "tif", "webp"])
+@pytest.mark.parametrize("orientation", range(1, 9))
+def test_the_turn_of_a_photo_is_followed(tmp_path: Path, suffix: str, orientation: int):
+    upright = draw_marker(0, 0, 160, 90)
+    # What a camera stores, so that turning it as the number says gives the picture.
+    stored = upright[:, ::-1] if orientation in (2, 4, 5, 7) else upright
+    quarters = {3: 2, 4: 2, 5: 1, 8: 3, 6: 1, 7: 3}.get(orientation, 0)
+    turned = Image.fromarray(np.ascontiguousarray(np.rot90(stored, quarters)))
     exif = turned.getexif()
-    exif[0x0112] = 6
-    turned.save(tmp_path / "photo.jpg", exif=exif, quality=95)
-    info = probe(tmp_path / "photo.jpg")
-    assert (info.stored_size, info.display_size) == ((90, 160), (160, 90))
+    exif[0x0112] = orientation
+    path = tmp_path / f"photo.{suffix}"
+    turned.save(path, exif=exif, quality=95)
+    info = probe(path)
+    assert (info.stored_size, info.display_size) == (turned.size, (160, 90))
     (frame,) = read_frames(info, [0.0])
     mark = read_marker(frame.rgb)
     assert mark is not None
@@ -82,6 +183,102 @@ def test_a_cut_photo_is_an_error_and_a_huge_one_is_refused(tmp_path: Path):
         list(read_frames(probe(tmp_path / "cut.jpg"), [0.0]))
     with pytest.raises(MediaError, match=r"photo.jpg has pictures of 320x180; allowed are 1,000"):
         probe(FOLDER / "photo.jpg", limits=Limits(max_pixels=1000))
+
+
+@pytest.mark.parametrize("name", ["c1_010_flip_photo.jpg", "flipped.png"])
+def test_damage_that_pillow_passes_over_is_told_and_strict_reading_stops(tmp_path: Path, name: str):
+    path = FOLDER / name
+    if name == "flipped.png":
+        path = tmp_path / name
+        marked_image().save(path)
+        data = bytearray(path.read_bytes())
+        data[data.rindex(b"IEND") - 6] ^= 1
+        path.write_bytes(data)
+    info = probe(path)
+    for report in (ReadReport(), check_pictures(info)):
+        for _ in read_frames(info, [] if report.pictures else [0.0], report=report):
+            pass
+        assert report.damaged_seconds == [0.0]
+        assert "damaged" in report.describe()
+    with pytest.raises(MediaError, match=name):
+        list(read_frames(info, [0.0], ReadingOptions(strict=True)))
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [
+        {"progressive": True},
+        {"restart_marker_blocks": 3},
+        {"subsampling": 0, "quality": 100},
+        {"comment": b"x" * 999, "icc_profile": b"y" * 99_999},
+    ],
+)
+@pytest.mark.parametrize("mode", ["RGB", "L", "CMYK"])
+def test_a_sound_photo_is_not_called_damaged(tmp_path: Path, mode: str, settings: dict):
+    path = tmp_path / "sound.jpg"
+    noise = np.random.default_rng(0).integers(0, 256, (91, 161, 3), dtype=np.uint8)
+    Image.fromarray(noise).convert(mode).save(path, **settings)
+    path.write_bytes(path.read_bytes() + bytes(500))
+    info = probe(path)
+    assert (info.warnings, check_pictures(info).describe()) == ((), "")
+
+
+@pytest.mark.parametrize("suffix", ["gif", "png"])
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_the_sound_start_of_a_cut_animation_is_read_and_the_cut_is_told(
+    tmp_path: Path, suffix: str, share: float
+):
+    path = tmp_path / f"cut.{suffix}"
+    pictures = [marked_image(k) for k in range(12)]
+    pictures[0].save(path, save_all=True, append_images=pictures[1:], duration=100)
+    data = path.read_bytes()
+    path.write_bytes(data[: int(len(data) * share)])
+    info = probe(path)
+    assert 2 <= info.frame_count <= 12
+    assert any("cut" in warning for warning in info.warnings)
+    marks = [read_marker(frame.rgb) for frame in read_frames(info, info.times)]
+    assert [mark and mark.number for mark in marks] == list(range(info.frame_count))
+
+
+def test_the_default_picture_of_an_apng_is_no_part_of_the_animation():
+    info = probe(FOLDER / "apng_default.png")
+    assert (info.frame_count, info.kind, info.warnings) == (12, "video", ())
+    marks = [read_marker(frame.rgb) for frame in read_frames(info, info.times)]
+    assert [mark and mark.number for mark in marks] == list(range(12))
+
+
+def test_the_other_pages_of_a_tiff_are_told(tmp_path: Path):
+    marked_image(0).save(tmp_path / "a.tif", save_all=True, append_images=[marked_image(1)])
+    assert "pages" in probe(tmp_path / "a.tif").warnings[0]
+
+
+@pytest.mark.parametrize(
+    ("brands", "word"),
+    [(b"heic....mif1", "HEIC"), (b"mif1....heic", "HEIC"), (b"avif....", "avif")],
+)
+def test_a_photo_without_a_decoder_is_named_with_the_way_out(
+    tmp_path: Path, brands: bytes, word: str
+):
+    head = struct.pack(">I", 8 + len(brands)) + b"ftyp" + brands
+    (tmp_path / "photo.avif").write_bytes(head + bytes(200))
+    with pytest.raises(MediaError, match=word):
+        probe(tmp_path / "photo.avif")
+
+
+def test_an_image_of_the_most_pixels_takes_what_its_limit_says():
+    code = (
+        "import resource, numpy as np; from apollo_cli.video.probe import probe\n"
+        "from apollo_cli.video.reader import check_pictures, read_clips\n"
+        "from apollo_cli.video.transforms import PixelSpec\n"
+        "peak = lambda: resource.getrusage(resource.RUSAGE_SELF).ru_maxrss / 1000\n"
+        "start, info = peak(), probe(__import__('sys').argv[1])\n"
+        "black, none = (0, 0, 0), (1.0, 1.0, 1.0)\n"
+        "specs = [PixelSpec(w, 224, w, black, none, none) for w in ('bicubic', 'bilinear')]\n"
+        "list(read_clips(info, np.zeros((1, 4)), specs)); print(peak() - start)"
+    )
+    command = [sys.executable, "-c", code, str(FOLDER / "png8k.png")]
+    ran = subprocess.run(command, capture_output=True, text=True, check=True)
+    assert float(ran.stdout) < 200
 
 
 @pytest.fixture
@@ -113,3 +310,26 @@ def test_a_folder_without_a_rate_or_without_images_is_one_line(folder: Path):
     (folder / "shot3.png").write_text("<html>")
     with pytest.raises(MediaError, match=r"shot3.png is a web page"):
         probe(folder, image_fps=1)
+
+
+def test_the_nearest_sound_image_of_a_folder_stands_in_for_a_damaged_one(folder: Path):
+    data = bytearray((folder / "shot4.png").read_bytes())
+    data[data.rindex(b"IEND") - 6] ^= 1
+    (folder / "shot4.png").write_bytes(data)
+    info = probe(folder, image_fps=2)
+    report = ReadReport()
+    frames = list(read_frames(info, info.times, report=report))
+    marks = [read_marker(frame.rgb) for frame in frames]
+    assert [mark and mark.number for mark in marks] == [0, 1, 2, 3, 3, *range(5, 12)]
+    assert frames[4].seconds == info.times[3]
+    assert report.damaged_seconds == check_pictures(info).damaged_seconds == [2.0]
+
+
+def test_what_is_odd_about_the_images_of_a_folder_is_told(folder: Path):
+    assert probe(folder, image_fps=2).warnings == ()
+    (folder / "shot5.png").unlink()
+    (folder / "shot6.heic").write_bytes(b"a photo")
+    Image.fromarray(RAMP.astype(np.float32)).save(folder / "shot7.tif")
+    told = " ".join(probe(folder, image_fps=2).warnings)
+    for word in ("1 numbers are missing", "twice", "differ in size", "shot6.heic", "shot7.tif"):
+        assert word in told
