@@ -195,7 +195,7 @@ def test_a_file_address_of_this_machine_is_its_path(tmp_path: Path, start: str):
     place = f"{start}{tmp_path}/"
     assert probe(place + "%C3%A4%20b%25.mp4").frame_count == 10
     for address in (place + "gone.mp4", "file://elsewhere/a.mp4"):
-        with pytest.raises(MediaError, match="no such file|web address"):
+        with pytest.raises(MediaError, match=r"no such file|web address"):
             probe(address)
 
 
