@@ -5,9 +5,7 @@ from __future__ import annotations
 import io
 import json
 import signal
-import subprocess
 import sys
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -158,21 +156,20 @@ def test_a_checkpoint_that_lacks_tensors_lists_them(tmp_path: Path, run: Run):
     assert "resampler.norm.wheight" in done.stderr
 
 
-def test_an_interrupt_leaves_with_130(checkpoint: str):
-    """The command waits for its question, so it cannot be done before the signal comes."""
-    started = "import sys; from apollo_cli.cli import main; print('ready', flush=True); "
-    command = [sys.executable, "-c", started + "sys.exit(main())", "ask", CLIP, "-"]
-    process = subprocess.Popen(
-        [*command, "--model", checkpoint],
-        stdin=subprocess.PIPE,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
-    assert process.stdout is not None
-    assert process.stdout.readline() == "ready\n"
-    time.sleep(1)
-    process.send_signal(signal.SIGINT)
-    assert process.wait(timeout=60) == 130
-    assert process.stderr is not None
-    assert process.stderr.read().strip() == "interrupted"
+def test_an_interrupt_leaves_with_130(
+    checkpoint: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    """The signal comes while the command waits for its question."""
+
+    class Typed(io.StringIO):
+        def __next__(self) -> str:
+            signal.raise_signal(signal.SIGINT)
+            return ""
+
+        def read(self, *size: object) -> str:
+            return next(self)
+
+    monkeypatch.setattr(sys, "stdin", Typed())
+    assert main(["ask", CLIP, "-", "--model", checkpoint]) == 130
+    out, err = capfd.readouterr()
+    assert (out, err.strip()) == ("", "interrupted")

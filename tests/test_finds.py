@@ -51,7 +51,7 @@ def test_two_runs_about_the_same_new_file_both_answer(
     command = [sys.executable, "-m", "apollo_cli", "ask", str(video), "one?", "--quiet"]
     command += ["--model", checkpoint, "--max-new-tokens", "4"]
     runs = [subprocess.Popen(command, stdout=subprocess.PIPE, text=True) for _ in range(2)]
-    answers = [run.communicate(timeout=120)[0] for run in runs]
+    answers = [run.communicate()[0] for run in runs]
     assert [run.returncode for run in runs] == [0, 0]
     assert answers[0] == answers[1]
 

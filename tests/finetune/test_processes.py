@@ -29,7 +29,6 @@ def run(recipe: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
         check=False,
         capture_output=True,
         text=True,
-        timeout=180,
         env={**os.environ, "OMP_NUM_THREADS": "1"},
     )
 

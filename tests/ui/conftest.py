@@ -14,7 +14,8 @@ from apollo_cli.ui.handlers import Handlers
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults
 from apollo_cli.ui.visit import Visit
-from tests.ui.made import HOSTILE, KEY, PHOTO, SHORT, draw_videos, nano_desk, until
+from tests.ui.made import HOSTILE, KEY, PHOTO, SHORT, draw_videos, nano_desk
+from tests.waiting import until
 
 
 @pytest.fixture(scope="module")

@@ -2,8 +2,7 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -14,6 +13,7 @@ from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.handlers import State
 from apollo_cli.ui.settings import Settings
 from apollo_cli.ui.visit import Visit
+from tests.waiting import until
 
 SHORT = GenerationOptions(max_new_tokens=8)
 PHOTO = Path(__file__).parents[1] / "cases" / "photo.jpg"
@@ -48,14 +48,6 @@ def nano_desk(keep_videos: int = 4) -> Iterator[Desk]:
 def new_visit(desk: Desk, generation: GenerationOptions = SHORT) -> Visit:
     """A visitor with a talk of its own."""
     return desk.visit(None, SamplingOptions(), ReadingOptions(), generation)
-
-
-def until(condition: Callable[[], object], seconds: float = 60.0) -> None:
-    """Wait for something that another thread does."""
-    end = time.monotonic() + seconds
-    while not condition():
-        assert time.monotonic() < end, "it did not happen"
-        time.sleep(0.005)
 
 
 def at_rest(visit: Visit) -> Visit:

@@ -14,6 +14,7 @@ from urllib.parse import urlsplit
 from apollo_cli.ui.gate import App
 from apollo_cli.ui.options import UiOptions
 from apollo_cli.ui.server import Server, Site, open_listener, open_site
+from tests.waiting import PATIENCE_SECONDS
 
 NANO = {"model": "apollo-nano", "device": "cpu", "dtype": None, "quant": None, "template": None}
 
@@ -41,7 +42,7 @@ def request(
         more: headers. headers: likewise, with ``_`` for ``-`` in their names.
     """
     place = urlsplit(address)
-    connection = HTTPConnection(place.hostname or "", place.port, timeout=30)
+    connection = HTTPConnection(place.hostname or "", place.port, timeout=PATIENCE_SECONDS)
     try:
         named = {name.replace("_", "-"): value for name, value in headers.items()} | dict(
             more or {}
@@ -62,10 +63,11 @@ def serving(app: App) -> Iterator[str]:
         server = Server(app, ready.set)
         thread = threading.Thread(target=server.run, args=[[listener]], daemon=True)
         thread.start()
-        assert ready.wait(30)
+        assert ready.wait(PATIENCE_SECONDS)
         yield f"http://127.0.0.1:{listener.getsockname()[1]}/"
         server.should_exit = True
-        thread.join(30)
+        thread.join(PATIENCE_SECONDS)
+        assert not thread.is_alive()
 
 
 @contextmanager

@@ -25,8 +25,9 @@ from apollo_cli.ui.shelf import Shelf
 from apollo_cli.ui.strips import strips_of
 from apollo_cli.ui.visit import Task, Told, Visit
 from apollo_cli.watching import Progress
-from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit, until
+from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit
 from tests.video.made import make_film
+from tests.waiting import PATIENCE_SECONDS, until
 
 QUESTIONS = (
     "What is shown first?",
@@ -67,7 +68,7 @@ def block(desk: Desk) -> tuple[Visit, threading.Event]:
 
 
 def assert_set(event: threading.Event) -> None:
-    assert event.wait(30)
+    assert event.wait(PATIENCE_SECONDS)
 
 
 def talk_alone(desk: Desk, video: Path, questions: Sequence[str]) -> list[str]:

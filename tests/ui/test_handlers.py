@@ -25,6 +25,7 @@ from apollo_cli.ui.options import UiDefaults
 from apollo_cli.ui.settings import Settings, read_settings, settings_of
 from apollo_cli.ui.visit import Stage, Told, Visit
 from tests.ui.made import HOSTILE, KEY, PHOTO, PLAIN, SHORT, at_rest, last
+from tests.waiting import PATIENCE_SECONDS
 
 
 def test_a_file_is_opened_by_path_and_its_plan_and_strip_follow(handlers: Handlers, visit: Visit):
@@ -142,7 +143,7 @@ def test_what_is_pressed_twice_is_done_once_and_leaves_no_error(handlers: Handle
     def twice(first: Iterator[State], *again: Callable[[], Iterator[State]]) -> State:
         done = threading.Event()
         for pool in (handlers.desk._worker, handlers.desk._looker):
-            pool.submit(done.wait, 30)
+            pool.submit(done.wait, PATIENCE_SECONDS)
         next(first)
         states = [next(press()) for press in again]
         assert {(state.error, state.task is None) for state in states} == {("", False)}
@@ -294,8 +295,9 @@ def test_a_tab_that_was_duplicated_has_its_own_talk_and_both_are_told(
 
 
 def test_a_reload_that_is_told_before_its_old_page_is_gone_waits_for_it(
-    handlers: Handlers, visit: Visit
+    handlers: Handlers, visit: Visit, monkeypatch: pytest.MonkeyPatch
 ):
+    monkeypatch.setattr(desk_module, "_RELOAD_SECONDS", PATIENCE_SECONDS)
     with ThreadPoolExecutor(1) as pool:
         arriving = pool.submit(handlers.arrive, KEY, "the page, reloaded")
         time.sleep(0.05)

@@ -20,6 +20,7 @@ from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.previews import Previews
 from tests.ui.serving import request, serving
+from tests.waiting import until
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 
@@ -162,7 +163,7 @@ def test_head_tells_the_length_and_sends_nothing(address: str, place: Path):
     assert request(address, "/media?file=cfr30.mp4", "POST").status == 405
 
 
-def test_a_piece_of_a_file_of_ten_gigabytes_comes_at_once(address: str, place: Path):
+def test_a_piece_of_a_file_of_ten_gigabytes_is_all_that_comes(address: str, place: Path):
     huge = place / "huge.mp4"
     shutil.copy(CASES / "cfr30.mp4", huge)
     # A box that fills the rest, as free space does; nothing of it is stored.
@@ -172,10 +173,8 @@ def test_a_piece_of_a_file_of_ten_gigabytes_comes_at_once(address: str, place: P
         length = (size - start).to_bytes(8, "big")
         file.write(b"\x00\x00\x00\x01free" + length)
         file.truncate(size)
-    began = time.monotonic()
     reply = request(address, "/media?file=huge.mp4", Range=f"bytes={size - 1000}-")
     assert (reply.status, len(reply.body)) == (206, 1000)
-    assert time.monotonic() - began < 30
 
 
 @pytest.mark.parametrize(
@@ -286,10 +285,15 @@ def test_a_preview_goes_from_being_made_to_ready_and_is_served(
     state = media.state(path)
     assert (state.state, state.address) == ("making a preview", "")
     assert state.reason == "browsers do not play hevc everywhere"
-    deadline = time.monotonic() + 30
-    while (state := media.state(path)).state == "making a preview":
-        assert 0 <= state.share < 1 and time.monotonic() < deadline
-        time.sleep(0.05)
+    shares = []
+
+    def is_made() -> bool:
+        shares.append(media.state(path).share)
+        return media.state(path).state != "making a preview"
+
+    until(is_made)
+    assert shares == sorted(shares) and shares[0] < 1
+    state = media.state(path)
     assert state.state == "preview ready"
     reply = request(address, f"/{state.address}", Range="bytes=0-11")
     assert (reply.status, reply.body[4:8]) == (206, b"ftyp")
@@ -301,7 +305,7 @@ def test_a_file_that_is_still_being_written_gets_no_preview_yet(
 ):
     path = place / "recording.mkv"
     whole = (CASES / "h264_hi10.mkv").read_bytes()
-    monkeypatch.setattr(previews_module, "_WRITING_SECONDS", 60.0)
+    monkeypatch.setattr(previews_module, "_WRITING_SECONDS", 1e6)
     looks: list[Path] = []
     look = previews_module._look
     monkeypatch.setattr(previews_module, "_look", lambda path: looks.append(path) or look(path))
@@ -312,7 +316,7 @@ def test_a_file_that_is_still_being_written_gets_no_preview_yet(
         assert state.reason == "recording.mkv is still being written"
     # What it is was looked at once, not for each state of it.
     assert looks == [path]
-    os.utime(path, (0, time.time() - 61))
+    os.utime(path, (0, time.time() - 2e6))
     assert media.state(path).reason == "browsers do not open matroska files"
     wanted = [job.source for job in media.previews._jobs.values()]
     assert wanted.count(path) == 1

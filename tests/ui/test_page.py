@@ -17,8 +17,9 @@ from apollo_cli.config import GenerationOptions
 from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.ui.server import Site
 from apollo_cli.ui.visit import Task
-from tests.ui.made import draw_videos, until
+from tests.ui.made import draw_videos
 from tests.ui.serving import chatting
+from tests.waiting import PATIENCE_SECONDS, until
 
 CHROMIUM = "/usr/bin/chromium"
 ARGUMENTS = (
@@ -28,7 +29,7 @@ ARGUMENTS = (
 CASES = Path(__file__).parents[1] / "cases"
 HOSTILE = "<img src=x onerror=document.title='owned'>.mp4"
 NO_UTF8 = os.fsdecode(b"\xff.mp4")
-WAIT_MS = 20_000
+WAIT_MS = 1000 * PATIENCE_SECONDS
 
 
 @pytest.fixture(scope="module")
@@ -136,7 +137,7 @@ def test_an_answer_appears_while_it_is_written_and_can_be_stopped(
         advance(task, name, done, total)
         if name == "write" and done > 1:
             # As of a large model: there is time to see it write, and to stop it.
-            task.stopping.wait(20)
+            task.stopping.wait(PATIENCE_SECONDS)
 
     with monkeypatch.context() as patch:
         patch.setattr(Task, "advance", slowly)

@@ -2,7 +2,6 @@
 
 import os
 import signal
-import time
 from fractions import Fraction
 from pathlib import Path
 
@@ -19,6 +18,7 @@ from apollo_cli.video.reader import read_frames
 from tests.cases.marker import read_marker
 from tests.house.repo import ROOT, source_files
 from tests.video.made import make_film
+from tests.waiting import until
 
 CASES = Path(__file__).resolve().parents[1] / "cases"
 
@@ -26,9 +26,7 @@ CASES = Path(__file__).resolve().parents[1] / "cases"
 def wait_for(maker: Previews, path: Path) -> Job:
     """The job of a file, once it has ended."""
     job = maker.job(path)
-    deadline = time.monotonic() + 60
-    while job.share < 1 and not job.failure and time.monotonic() < deadline:
-        time.sleep(0.02)
+    until(lambda: job.share == 1 or job.failure)
     return job
 
 
@@ -196,9 +194,7 @@ def test_a_child_that_hangs_is_given_up(maker: Previews, monkeypatch: pytest.Mon
 
 def test_a_server_that_ends_leaves_no_half_of_a_preview(maker: Previews, tmp_path: Path):
     source = make_film(tmp_path / "long.mkv", size=(640, 360), count=400, codec="mpeg4")
-    job = maker.job(source)
-    while job.share == 0:
-        time.sleep(0.02)
+    job = held(maker, source)
     maker.close()
     assert job.share < 1
     assert list(maker.folder.iterdir()) == []
@@ -207,11 +203,9 @@ def test_a_server_that_ends_leaves_no_half_of_a_preview(maker: Previews, tmp_pat
 def held(maker: Previews, source: Path) -> Job:
     """A preview that is begun and comes to no end, however fast the machine is."""
     job = maker.job(source)
-    deadline = time.monotonic() + 60
-    while (child := maker._child) is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    assert child is not None
-    child.send_signal(signal.SIGSTOP)
+    until(lambda: maker._child)
+    assert maker._child is not None
+    maker._child.send_signal(signal.SIGSTOP)
     assert job.share < 1
     return job
 
@@ -268,10 +262,8 @@ def test_the_folder_is_bounded_and_keeps_what_was_used_last(tmp_path: Path):
     (maker.folder / "folder" / "note.txt").write_text("x" * 6000)
     first = wait_for(maker, CASES / "mjpeg.avi")
     second = wait_for(maker, CASES / "hevc10.mp4")
-    deadline = time.monotonic() + 5
-    while first.target.exists() and time.monotonic() < deadline:
-        time.sleep(0.02)
-    assert not first.target.exists() and second.target.exists()
+    until(lambda: not first.target.exists())
+    assert second.target.exists()
     assert wait_for(maker, CASES / "anim.gif").share == 1
     assert (maker.folder / "folder" / "note.txt").exists()
     maker.close()

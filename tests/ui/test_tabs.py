@@ -8,7 +8,6 @@ from pathlib import Path
 from playwright.sync_api import BrowserContext, Page, expect
 
 from apollo_cli.ui.server import Site
-from tests.ui.made import until
 from tests.ui.serving import request
 from tests.ui.test_page import (  # noqa: F401 - fixtures
     ask,
@@ -20,6 +19,7 @@ from tests.ui.test_page import (  # noqa: F401 - fixtures
     served,
     visit,
 )
+from tests.waiting import until
 
 
 def test_five_tabs_of_one_browser_each_have_a_player_and_answers(

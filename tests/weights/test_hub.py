@@ -292,7 +292,6 @@ def run_cli(hub: FakeHub, tmp_path: Path, *arguments: str) -> subprocess.Complet
         capture_output=True,
         text=True,
         stdin=subprocess.DEVNULL,
-        timeout=60,
         check=False,
     )
 
