@@ -196,11 +196,12 @@ def test_notes_name_the_file(builder: ExampleBuilder):
 
 
 def test_a_decoder_that_hangs_costs_the_time_limit_and_no_more(apollo: Apollo):
-    with ExampleBuilder(apollo.planner, SamplingOptions(), read_seconds=1.0) as builder:
+    with ExampleBuilder(apollo.planner, SamplingOptions()) as builder:
         child = builder.reader
         child.probe(CLIP)
         assert child.process_id is not None
         os.kill(child.process_id, signal.SIGSTOP)
+        builder.read_seconds = 1.0
         with pytest.raises(MediaError, match="reading took longer than 1 s"):
             builder.build(sample_of(video()))
         builder.read_seconds = PATIENCE_SECONDS

@@ -105,10 +105,11 @@ def test_a_reading_may_be_left_early(guard: GuardedReader):
 
 
 def test_a_hang_is_one_line_and_the_next_file_is_read():
-    with GuardedReader(stall_seconds=1) as reader:
+    with GuardedReader(stall_seconds=PATIENCE_SECONDS) as reader:
         reader.probe(FOLDER / "cfr30.mp4")
         assert reader.process_id is not None
         os.kill(reader.process_id, signal.SIGSTOP)
+        reader._stall_seconds = 1
         with pytest.raises(MediaError, match=r"fps240.mp4: decoding made no progress for 1 s"):
             reader.probe(FOLDER / "fps240.mp4")
         reader._stall_seconds = PATIENCE_SECONDS
