@@ -21,7 +21,7 @@ from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planning import QUESTION_RESERVE, load_planner
+from apollo_cli.planning import load_planner
 from apollo_cli.session import Session, is_looping
 from apollo_cli.spoken import Spoken, preamble
 from apollo_cli.video.budget import TokenCount
@@ -130,6 +130,7 @@ class Apollo:
         sampling: SamplingOptions | None = None,
         *,
         reserve_tokens: int | None = None,
+        spare_tokens: int | None = None,
         reading: ReadingOptions | None = None,
         on_progress: Progress = no_progress,
     ) -> list[VideoMemory]:
@@ -138,7 +139,8 @@ class Apollo:
         Args:
             paths: videos and images, or what ``probe`` said of them; or files of ``remember``.
             sampling: which moments to look at.
-            reserve_tokens: tokens kept for question and answer.
+            reserve_tokens, spare_tokens: tokens kept for question and answer, as in
+                ``Planner.plan``.
             reading: how files are read; limits and stream do not matter for probed ones.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
 
@@ -151,19 +153,27 @@ class Apollo:
         found = [self._open(path, sampling, reading) for path in paths]
         infos = [item for item in found if isinstance(item, VideoInfo)]
         spoken = [self.listen(info, reading) for info in infos]
-        plans = self.planner.plan(infos, sampling, reserve_tokens, spoken) if infos else []
+        reserve = self.planner.reserve(reserve_tokens, spare_tokens)
+        plans = (
+            self.planner.plan(infos, sampling, reserve[0], spoken, spare_tokens=reserve[1])
+            if infos
+            else []
+        )
         told = zip(infos, plans, spoken, strict=True)
         memories = [
-            item
+            item.within(sampling.start_seconds, sampling.end_seconds).thinned(
+                sampling.max_clips or len(item)
+            )
             if isinstance(item, VideoMemory)
             else self.watcher.watch(*next(told), reading, on_progress=on_progress)
             for item in found
         ]
+        if not memories:
+            return []
         # A file of `remember` may hold more than the context: what is left is what is told.
-        if reserve_tokens is None:
-            reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
         context = self.network.config.context
-        return fit_memories(memories, self.prompts, context, reserve_tokens, []) if memories else []
+        fitted = fit_memories(memories, self.prompts, context, reserve[0], [], spare=reserve[1])
+        return [_told(memory, item) for memory, item in zip(fitted, found, strict=True)]
 
     def remember(
         self,
@@ -239,8 +249,7 @@ class Apollo:
         if reading.subtitles not in ("none", "auto"):
             lines = read_subtitles(reading.subtitles)
             memory = replace(memory, spoken=Spoken(lines, reading.subtitle_style))
-        memory = memory.within(sampling.start_seconds, sampling.end_seconds)
-        return memory.thinned(sampling.max_clips or len(memory))
+        return memory
 
     def listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
         """What is said in a file, where subtitles were asked for."""
@@ -345,3 +354,11 @@ class Apollo:
             notes.append(f"the answer was cut at {options.max_new_tokens} tokens")
             return "length"
         return "end"
+
+
+def _told(memory: VideoMemory, source: VideoInfo | VideoMemory) -> VideoMemory:
+    """Say in the notes how much of a file of ``remember`` is used, where that is not all."""
+    if isinstance(source, VideoInfo) or len(memory) == len(source):
+        return memory
+    note = f"{len(memory)} of the {len(source)} clips of this file are used"
+    return replace(memory, notes=(*memory.notes, note))

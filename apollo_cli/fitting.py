@@ -108,7 +108,8 @@ def fit_wish(
     planner = load_planner(checkpoint)
     # No token stands for less than a byte, so this is never too little.
     reserve = wish.question_bytes + wish.answer_tokens
-    plans = planner.plan(infos, wish.sampling, reserve, spoken)
+    spare = planner.spare_for(wish.question_bytes)
+    plans = planner.plan(infos, wish.sampling, reserve, spoken, spare_tokens=spare)
     demand = measure_demand(
         planner,
         infos,

@@ -12,10 +12,9 @@ from pathlib import Path
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
-from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record, read_times
+from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record
 from apollo_cli.video.opening import shown
 from apollo_cli.video.sampler import ClipPlan
-from apollo_cli.video_memory import clips_inside
 from apollo_cli.weights.adapter import Adapter, visual_identity
 from apollo_cli.weights.checkpoint import Checkpoint
 from apollo_cli.weights.files import apollo_home
@@ -24,7 +23,6 @@ LIMIT_VARIABLE = "APOLLO_CACHE_GB"
 DEFAULT_LIMIT_GB = 10.0
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
-_LONG_ROW = 5
 
 
 @dataclass(frozen=True)
@@ -113,45 +111,24 @@ def place_for(source: str, model: str, plan: ClipPlan) -> Path:
 def find_memory(
     source: str, model: str, plan: ClipPlan, reading: ReadingOptions | None = None
 ) -> Path | None:
-    """A memory of the same file by the same model that shows at least what the plan wants.
+    """The memory of the same file by the same model that shows exactly the clips of the plan.
 
-    A plan of clips at a rate is also served by a memory of a larger window that is as dense.
+    A memory that shows more or other clips is no match: the nearest of its clips would give
+    another answer than watching does.
 
     Args:
         reading: how the pictures would be read now; another decoder's are not taken, and where
             damage is an error, only those that are known to be sound. None is the default.
     """
     reading = reading or ReadingOptions()
-    exact = place_for(source, model, plan)
-    for path in sorted(cache_folder().glob(f"{source[:12]}-*{SUFFIX}")):
-        try:
-            record = read_record(path)
-            alike = (record.source, record.fingerprint) == (source, model)
-            sound = record.damaged == 0 or not reading.strict
-            if (
-                alike
-                and sound
-                and record.decoder == reading.decoder
-                and (path == exact or _serves(path, record, plan))
-            ):
-                return path
-        except ApolloError:
-            # Cut, gone, or of another version: it will be written anew.
-            continue
-    return None
-
-
-def _serves(path: Path, record: MemoryRecord, plan: ClipPlan) -> bool:
-    """Whether a memory holds as many clips inside the plan's window as the plan wants."""
-    start, end = plan.start_seconds, plan.end_seconds
-    if plan.is_uniform or record.is_uniform or record.span_seconds != plan.clip_seconds:
-        return False
-    # What a window shorter than a clip shows depends on how its pictures are spread.
-    if end - start < plan.clip_seconds or not record.window[0] <= start < end <= record.window[1]:
-        return False
-    inside = clips_inside(read_times(path), start, end)
-    # In a long row, a clip that a border of the window cuts off is no loss.
-    return len(inside) >= len(plan) - (len(plan) >= _LONG_ROW)
+    path = place_for(source, model, plan)
+    try:
+        record = read_record(path)
+    except ApolloError:
+        # None, cut, or of another version: it will be written anew.
+        return None
+    alike = (record.source, record.fingerprint, record.decoder) == (source, model, reading.decoder)
+    return path if alike and (record.damaged == 0 or not reading.strict) else None
 
 
 def prune(limit: int) -> int:

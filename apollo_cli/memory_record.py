@@ -9,7 +9,6 @@ import json
 from dataclasses import dataclass
 from pathlib import Path
 
-import numpy as np
 from safetensors import SafetensorError, safe_open
 
 from apollo_cli._version import __version__
@@ -90,16 +89,3 @@ def read_record(path: Path) -> MemoryRecord:
         raise MediaError(
             f"{path.name}: not a video memory, or damaged", next_step="remember the video again"
         ) from error
-
-
-def read_times(path: Path) -> np.ndarray:
-    """The times of a memory's clips, (clips, frames), without its tokens.
-
-    Raises:
-        MediaError: the file is missing or damaged.
-    """
-    try:
-        with safe_open(path, framework="np") as file:
-            return file.get_tensor("times")
-    except (SafetensorError, OSError) as error:
-        raise MediaError(f"{path.name}: damaged ({error})") from error

@@ -30,8 +30,8 @@ from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.registry import ModelEntry
 from apollo_cli.weights.shapes import released_network
 
-# Tokens kept free for a question when a video is watched before the question is known.
-QUESTION_RESERVE = 256
+# Room for a question grows in steps, so that the clips do not depend on its every word.
+_QUESTION_STEP, _QUESTION_SHARE = 256, 16
 
 
 def load_planner(checkpoint: Checkpoint, template: str | None = None) -> Planner:
@@ -100,23 +100,26 @@ class Planner:
         sampling: SamplingOptions | Sequence[SamplingOptions],
         reserve_tokens: int | None = None,
         spoken: Sequence[Spoken] | None = None,
+        *,
         budget: int | None = None,
+        spare_tokens: int | None = None,
     ) -> list[ClipPlan]:
         """Decide what is looked at.
 
         Args:
             infos: the videos and images of one question; they share the budget.
             sampling: what the user asked for; of all, or of each.
-            reserve_tokens: tokens of the longest question and its answer.
+            reserve_tokens: tokens of the longest question and its answer; None knows of neither.
             spoken: what is said in each; it takes its share of the budget.
             budget: tokens in all; None is the context.
+            spare_tokens: left free as well where possible, see ``spare_for``; None is what an
+                unknown question takes where ``reserve_tokens`` is None, else 0.
 
         Raises:
             FitError: not even one clip of each fits.
             UsageError: the window lies outside a video.
         """
-        if reserve_tokens is None:
-            reserve_tokens = QUESTION_RESERVE + GenerationOptions().max_new_tokens
+        reserve_tokens, spare_tokens = self.reserve(reserve_tokens, spare_tokens)
         spoken = spoken or [Spoken()] * len(infos)
         one = isinstance(sampling, SamplingOptions)
         wishes = list(zip(infos, [sampling] * len(infos) if one else sampling, strict=True))
@@ -136,8 +139,27 @@ class Planner:
 
         fewest = len(infos)
         most = max(fewest, min(sum(wanted), self.most_clips or sum(wanted)))
-        fitting = largest_fitting(most, tokens_of, budget or self.config.context, fewest)
+        fitting = largest_fitting(
+            most, tokens_of, budget or self.config.context, fewest, spare_tokens
+        )
         return plans_for(fitting)
+
+    @property
+    def question_tokens(self) -> int:
+        """Tokens that are kept free for a question: a longer one gets a multiple of them."""
+        return min(_QUESTION_STEP, self.config.context // _QUESTION_SHARE)
+
+    def spare_for(self, question_tokens: int) -> int:
+        """Tokens kept free beside a question, so that one of other words sees the same clips."""
+        step = self.question_tokens
+        return max(step, -(-question_tokens // step) * step) - question_tokens
+
+    def reserve(self, reserve_tokens: int | None, spare_tokens: int | None) -> tuple[int, int]:
+        """What is kept free for question and answer, and beside them, where None is unknown."""
+        if reserve_tokens is None:
+            unknown = self.question_tokens if spare_tokens is None else spare_tokens
+            return GenerationOptions().max_new_tokens, unknown
+        return reserve_tokens, spare_tokens or 0
 
     def plan_everything(self, info: VideoInfo, sampling: SamplingOptions) -> ClipPlan:
         """All clips of one video, however many a context holds."""

@@ -96,7 +96,8 @@ class VideoMemory:
         window = max(start_seconds, self.plan.start_seconds), min(end, self.plan.end_seconds)
         if window == (self.plan.start_seconds, self.plan.end_seconds):
             return self
-        inside = clips_inside(self.times, *window)
+        first, last = self.times[:, 0], self.times[:, -1]
+        inside = np.flatnonzero((first >= window[0] - 1e-6) & (last < window[1]))
         if not len(inside):
             raise UsageError(
                 f"no remembered clip lies between {start_seconds:g} and {end:g} s",
@@ -131,18 +132,14 @@ class VideoMemory:
         }
 
 
-def clips_inside(times: np.ndarray, start_seconds: float, end_seconds: float) -> np.ndarray:
-    """Indices of the clips, of times (clips, frames), that lie inside a window."""
-    inside = (times[:, 0] >= start_seconds - 1e-6) & (times[:, -1] < end_seconds)
-    return np.flatnonzero(inside)
-
-
 def fit_memories(
     memories: list[VideoMemory],
     prompts: PromptBuilder,
     context: int,
     needed: int,
     notes: list[str],
+    *,
+    spare: int = 0,
 ) -> list[VideoMemory]:
     """Thin clips out when a question turns out longer than what was kept free for it.
 
@@ -151,6 +148,7 @@ def fit_memories(
         context: tokens that the model holds.
         needed: tokens of question, history and answer.
         notes: gets a sentence when clips were left out.
+        spare: as of ``largest_fitting``.
 
     Raises:
         FitError: not even one clip of each video fits.
@@ -173,7 +171,7 @@ def fit_memories(
             f"the context of the model holds {context}",
             "shorten the question or lower --max-new-tokens",
         )
-    fitting = largest_fitting(sum(clips), tokens_of, context, len(clips))
+    fitting = largest_fitting(sum(clips), tokens_of, context, len(clips), spare)
     if fitting < sum(clips):
         notes.append(f"{fitting} of {sum(clips)} clips fit beside this question")
     return thinned(fitting)

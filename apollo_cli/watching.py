@@ -204,9 +204,9 @@ class Watcher:
             with suppress(OSError):
                 found.unlink()
             return None
-        memory = memory.within(plan.start_seconds, plan.end_seconds).thinned(len(plan))
         tokens = memory.tokens.to(self.network.device)
-        return replace(memory, path=info.path, tokens=tokens)
+        # Its clips are those of the plan, and the window may be told otherwise.
+        return replace(memory, path=info.path, plan=plan, tokens=tokens)
 
     def _record(
         self,

@@ -74,28 +74,15 @@ def test_the_second_time_nothing_is_decoded_and_the_answer_is_the_same(apollo: A
     assert answers[0].tokens == answers[1].tokens
 
 
-def test_a_window_and_a_smaller_budget_are_served_from_what_is_there(apollo: Apollo, video: Path):
-    whole = apollo.watch(video)
-    part = apollo.watch(video, SamplingOptions(start_seconds=10, end_seconds=20))
-    assert part.remembered is not None
-    assert torch.equal(part.tokens, whole.tokens[5:10])
-    assert part.plan.coverage == 1
-    few = apollo.watch(video, SamplingOptions(max_clips=6))
-    assert few.remembered is not None
-    assert len(few) == 6
-    assert few.plan.coverage == pytest.approx(0.2)
-
-
-@pytest.mark.parametrize("clips", [1, 2, 3, 7])
-def test_fewer_clips_of_a_memory_lie_where_the_plan_puts_them(
-    apollo: Apollo, video: Path, clips: int
+def test_fewer_clips_of_a_file_lie_where_the_plan_puts_them(
+    apollo: Apollo, video: Path, tmp_path: Path
 ):
-    whole = apollo.watch(video)
-    sampling = SamplingOptions(max_clips=clips)
-    (plan,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
-    few = apollo.watch(video, sampling)
-    assert few.remembered is not None
-    assert abs(few.times[:, 0] - plan.times[:, 0]).max() <= whole.plan.spacing_seconds
+    whole = apollo.remember(video, tmp_path / "video.apollo")
+    for clips in (1, 2, 3, 7):
+        sampling = SamplingOptions(max_clips=clips)
+        (plan,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
+        few = apollo.watch(tmp_path / "video.apollo", sampling)
+        assert abs(few.times[:, 0] - plan.times[:, 0]).max() <= whole.plan.spacing_seconds
 
 
 def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):

@@ -12,7 +12,6 @@ from apollo_cli.fit import Run, estimate_memory
 from apollo_cli.fitting import measure_demand
 from apollo_cli.hardware import FLASH, free_bytes
 from apollo_cli.memory_cache import find_memory, identify
-from apollo_cli.planning import QUESTION_RESERVE
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
@@ -128,7 +127,7 @@ def estimate_cost(
         infos,
         plans,
         spoken=spoken,
-        question_tokens=QUESTION_RESERVE,
+        question_tokens=planner.question_tokens,
         answer_tokens=answer,
     )
     config = planner.config

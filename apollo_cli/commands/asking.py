@@ -127,6 +127,7 @@ def watch(
         sources,
         request.sampling,
         reserve_tokens=longest + request.options.max_new_tokens,
+        spare_tokens=apollo.planner.spare_for(longest),
         reading=request.reading,
         on_progress=report,
     )

@@ -87,15 +87,12 @@ def plan(
 
     All of it is arithmetic on the headers of files. What is assumed is said.
     """
-    from apollo_cli.planning import QUESTION_RESERVE
-
     sampling = read_sampling(flags)
     answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
     with start_reader(ReadingOptions()) as reader:
         infos = [reader.probe(video) for video in videos]
     machine = find_machine(dtype)
-    reserve = (QUESTION_RESERVE, answer)
-    found = [_examine(s, infos, sampling, reserve, machine) for s in find_subjects(models)]
+    found = [_examine(s, infos, sampling, answer, machine) for s in find_subjects(models)]
     if as_json:
         write_json(
             {"videos": list(map(_video, infos)), "machine": asdict(machine), "models": found}
@@ -170,14 +167,14 @@ def _examine(
     subject: Subject,
     infos: list[VideoInfo],
     sampling: SamplingOptions,
-    reserve: tuple[int, int],
+    answer: int,
     machine: Machine,
 ) -> dict[str, Any]:
     from apollo_cli.fitting import measure_demand
 
     planner = subject.planner
-    question, answer = reserve
-    plans = planner.plan(infos, sampling, question + answer)
+    question = planner.question_tokens
+    plans = planner.plan(infos, sampling, answer, spare_tokens=question)
     demand = measure_demand(planner, infos, plans, question_tokens=question, answer_tokens=answer)
     return {
         "name": subject.name,
@@ -311,6 +308,13 @@ def _remarks(models: list[dict[str, Any]], machine: Machine) -> Iterator[str]:
     for model in models:
         for video in model["videos"]:
             yield f"{model['name']} of {video['path'].rpartition('/')[2]}: {video['words']}"
+    answer = models[0]["tokens"]["answer"]
+    for tokens in dict.fromkeys(model["tokens"]["question"] for model in models):
+        names = [model["name"] for model in models if model["tokens"]["question"] == tokens]
+        yield (
+            f"assumed of {', '.join(names)}: a question of up to {tokens} tokens and an answer "
+            f"of up to {answer}"
+        )
     for words in dict.fromkeys("; ".join(m["assumed"]) for m in models if m["assumed"]):
         names = [model["name"] for model in models if "; ".join(model["assumed"]) == words]
         yield f"assumed of {', '.join(names)}: {words}"

@@ -42,7 +42,7 @@ def share_clips(wanted: Sequence[int], total: int) -> list[int]:
 
 
 def largest_fitting(
-    wanted: int, tokens_of: Callable[[int], int], available: int, fewest: int = 1
+    wanted: int, tokens_of: Callable[[int], int], available: int, fewest: int = 1, spare: int = 0
 ) -> int:
     """The largest number of clips, up to ``wanted``, whose prompt fits.
 
@@ -51,10 +51,13 @@ def largest_fitting(
         tokens_of: tokens of the whole prompt for a number of clips, answer included.
         available: tokens that the context holds.
         fewest: clips that are needed at least, one for each video.
+        spare: tokens left free as well, where ``fewest`` clips fit beside them.
 
     Raises:
         FitError: not even ``fewest`` clips fit.
     """
+    if spare:
+        available = max(available - spare, min(available, tokens_of(fewest)))
     if tokens_of(wanted) <= available:
         return wanted
     fits, too_many = fewest - 1, wanted
