@@ -46,7 +46,7 @@ def load_planner(checkpoint: Checkpoint, template: str | None = None) -> Planner
     """
     config = build_network_config(checkpoint)
     prompts = PromptBuilder(
-        load_tokenizer(checkpoint.root / "llm"),
+        load_tokenizer(checkpoint.tokenizer),
         config.clip_seconds,
         config.visual_tokens_per_clip,
         template or config.template,

@@ -107,6 +107,9 @@ def network(shape: Shape) -> NetworkConfig:
         "num_attention_heads": max(1, shape.llm_width // 64),
         "num_key_value_heads": 2,
         "vocab_size": shape.vocabulary,
+        "hidden_act": "silu",
+        "rms_norm_eps": 1e-6,
+        "rope_theta": 1000000.0,
         "tie_word_embeddings": shape.tied,
         "eos_token_id": 482,
     }

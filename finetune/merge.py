@@ -121,7 +121,7 @@ def _stored(checkpoint: Checkpoint, part: str) -> Iterator[tuple[str, torch.Tens
         try:
             if info.file not in handles:
                 handles[info.file] = safe_open(info.file, framework="pt")
-            tensor = handles[info.file].get_tensor(key)
+            tensor = handles[info.file].get_tensor(info.key)
         except SafetensorError as error:
             raise WeightsError(f"{info.file} cannot be read ({error})") from None
         yield key, tensor.clone()

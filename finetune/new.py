@@ -25,6 +25,7 @@ from apollo_cli.finetune.words import describe_place, tidy
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import TOY
+from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.shapes import released_network
 from apollo_cli.weights.store import find_local
@@ -288,7 +289,7 @@ def _llm_values(model: str) -> int | None:
     source = resolve(model)
     local = find_local(source)
     if local is not None:
-        return llm_sizes(read_checkpoint(local).llm_config).values
+        return llm_sizes(build_network_config(read_checkpoint(local)).llm).values
     if source.entry is None:
         return None
     try:

@@ -14,8 +14,9 @@ from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.places import TABLES, list_doubles, list_missing, list_overlaps
 from apollo_cli.finetune.stages import METHODS, STAGES, Method, Part, StageName
-from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, Check, spell
+from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, spell
 from apollo_cli.finetune.words import count, describe_place, tidy
+from apollo_cli.values import Check
 from apollo_cli.weights.registry import known_models, resolve
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]

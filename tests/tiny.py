@@ -105,8 +105,14 @@ def _configs(tiny: Tiny) -> dict[str, dict[str, Any]]:
         "rope_theta": 10000.0,
         "tie_word_embeddings": tiny.tied,
         "eos_token_id": 482,
+        "hidden_act": "silu",
     }
-    image = {"image_size": 30, "num_attention_heads": 2, "hidden_act": "gelu_pytorch_tanh"}
+    image = {
+        "image_size": 30,
+        "num_attention_heads": 2,
+        "num_hidden_layers": tiny.image_depth,
+        "hidden_act": "gelu_pytorch_tanh",
+    }
     return {
         "": {"clip_duration": 2, "model_max_length": tiny.context, "mm_vision_select_layer": -2},
         "llm": llm,
@@ -114,6 +120,7 @@ def _configs(tiny: Tiny) -> dict[str, dict[str, Any]]:
         "vision_tower": {"vision_towers": list(tiny.order)},
         f"vision_tower/{VIDEO}": {
             "num_heads": tiny.video_heads,
+            "depth": tiny.video_depth,
             "img_size": 24,
             "use_fused_mlp": tiny.fused_mlp,
         },

@@ -101,7 +101,7 @@ def measure_agreement(
     bitsandbytes(device)
     on_progress("answering in full")
     model, checkpoint = load_model(folder, device=device, dtype=dtype)
-    probes = _probe(model, checkpoint.root / "llm")
+    probes = _probe(model, checkpoint.tokenizer)
     del model
     gc.collect()
     on_progress(f"answering in {kind}")

@@ -6,8 +6,9 @@
     <root>/vision_tower/<name>/  config, safetensors
     <root>/mm_connector/         config, safetensors
 
+The weights of parts that have none of their own may lie together in <root>/model.safetensors.
 The root config of a release also holds copies of the component configs and paths of the machine
-it was trained on. A component's own file wins over the copy; the paths are ignored.
+it was trained on. A component's own file wins over the copy, key by key; the paths are ignored.
 """
 
 from __future__ import annotations
@@ -18,12 +19,12 @@ from typing import Any
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights.files import is_plain_name, read_json
-from apollo_cli.weights.shards import TensorInfo, list_tensors, name_some
+from apollo_cli.weights.naming import EMBEDDING, HEAD, rename, split
+from apollo_cli.weights.shards import TensorInfo, has_tensors, list_tensors, name_some
 
-__all__ = ["Checkpoint", "TensorInfo", "encoder_part", "read_checkpoint", "read_json"]
+__all__ = ["HEAD", "Checkpoint", "TensorInfo", "encoder_part", "read_checkpoint", "read_json"]
 
 LLM, CONNECTOR, TOWER = "llm", "mm_connector", "vision_tower"
-HEAD, EMBEDDING = "lm_head.weight", "model.embed_tokens.weight"
 
 
 def encoder_part(name: str) -> str:
@@ -46,6 +47,7 @@ class Checkpoint:
         tensors: by part (``llm``, ``mm_connector``, ``vision_tower/<name>``), then by tensor name.
         generation_config: of the language model; empty when there is none.
         preprocessor_configs: by encoder name; empty where there is none.
+        tokenizer: the folder of its files. notes: what was found otherwise than released.
     """
 
     root: Path
@@ -58,6 +60,8 @@ class Checkpoint:
     tensors: dict[str, dict[str, TensorInfo]]
     generation_config: dict[str, Any]
     preprocessor_configs: dict[str, dict[str, Any]]
+    tokenizer: Path
+    notes: tuple[str, ...]
 
     @property
     def tied_head(self) -> bool:
@@ -108,18 +112,22 @@ class _Reader:
     def __init__(self, root: Path) -> None:
         self.root = root
         self.faults: list[str] = []
+        self.notes: list[str] = []
         self.absent: set[str] = set()
 
     def read(self) -> Checkpoint:
         config = self._json("config.json", needed=True)
-        self.absent = {p for p in (LLM, TOWER, CONNECTOR) if not (self.root / p).is_dir()}
+        if not has_tensors(self.root):
+            self.absent = {p for p in (LLM, TOWER, CONNECTOR) if not (self.root / p).is_dir()}
         if len(self.absent) == 3:
-            # A flat folder is not this layout; what is wrong with its own files is still told.
+            # A flat folder without weights: what is wrong with its own files is still told.
             list_tensors(self.root, self.faults)
         self.faults += [f"{part}/ is missing" for part in sorted(self.absent)]
         tower = self._component(TOWER, config)
         names = self._encoder_names(tower)
         copies = tower.get("configs")
+        copies = copies if isinstance(copies, dict) else {}
+        tensors = self._tensors([LLM, CONNECTOR, *map(encoder_part, names)])
         checkpoint = Checkpoint(
             root=self.root,
             config=config,
@@ -127,14 +135,20 @@ class _Reader:
             connector_config=self._component(CONNECTOR, config),
             tower_config=tower,
             encoder_names=names,
-            encoder_configs={n: self._encoder_config(n, copies) for n in names},
-            tensors={p: self._tensors(p) for p in (LLM, CONNECTOR, *map(encoder_part, names))},
+            encoder_configs={
+                n: self._merged(
+                    encoder_part(n), copies.get(n) if isinstance(copies, dict) else None
+                )
+                for n in names
+            },
+            tensors=tensors,
             generation_config=self._json(f"{LLM}/generation_config.json"),
             preprocessor_configs={
                 n: self._json(f"{encoder_part(n)}/preprocessor_config.json") for n in names
             },
+            tokenizer=self._tokenizer(),
+            notes=tuple(self.notes),
         )
-        self._check_tokenizer()
         self._check_head(checkpoint)
         return checkpoint
 
@@ -149,24 +163,21 @@ class _Reader:
             return {}
 
     def _component(self, part: str, config: dict[str, Any]) -> dict[str, Any]:
-        copy = config.get(f"{part}_cfg")
-        has_copy = isinstance(copy, dict) and bool(copy)
-        own = self._json(f"{part}/config.json", needed=not (has_copy or part in self.absent))
-        return own or (dict(copy) if isinstance(copy, dict) else {})
+        return self._merged(part, config.get(f"{part}_cfg"))
 
-    def _encoder_config(self, name: str, copies: Any) -> dict[str, Any]:
-        copy = copies.get(name) if isinstance(copies, dict) else None
-        has_copy = isinstance(copy, dict) and bool(copy)
-        own = self._json(f"{encoder_part(name)}/config.json", needed=not has_copy)
-        return own or (dict(copy) if isinstance(copy, dict) else {})
+    def _merged(self, part: str, copy: Any) -> dict[str, Any]:
+        """A config of its own, completed from its copy; how weights are stored is its own alone."""
+        copy = copy if isinstance(copy, dict) else {}
+        own = self._json(f"{part}/config.json", needed=not copy and part not in self.absent)
+        return {k: v for k, v in copy.items() if k != "quantization_config" or not own} | own
 
     def _encoder_names(self, tower: dict[str, Any]) -> tuple[str, ...]:
-        where = f"{TOWER}/config.json"
+        where, place = f"{TOWER}/config.json", self.root / TOWER
         names = tower.get("vision_towers")
         if TOWER in self.absent or not tower:
             return ()
         if names is None:
-            found = sorted(p.name for p in (self.root / TOWER).iterdir() if p.is_dir())
+            found = sorted(p.parent.name for p in place.glob("*/config.json"))
             if len(found) == 1:
                 return tuple(found)
             self.faults.append(
@@ -180,21 +191,37 @@ class _Reader:
         if len(set(names)) < len(names):
             self.faults.append(f"{where} names an encoder twice: {name_some(names)}")
             return ()
+        lost = [n for n in names if not has_tensors(self.root) and not (place / n).is_dir()]
+        if lost:
+            self.faults.append(f"{where}: vision_towers names {name_some(lost)}: no such folder")
         return tuple(names)
 
-    def _tensors(self, part: str) -> dict[str, TensorInfo]:
-        if part in self.absent:
-            return {}
-        return list_tensors(self.root / part, self.faults, label=f"{part}/")
+    def _tensors(self, parts: list[str]) -> dict[str, dict[str, TensorInfo]]:
+        """The tensors of each part: from files of its own, or else from one for all parts."""
+        is_flat = has_tensors(self.root)
+        shared = [p for p in parts if is_flat and not has_tensors(self.root / p)]
+        found = {
+            part: list_tensors(self.root / part, self.faults, label=f"{part}/")
+            for part in parts
+            if part not in shared and part not in self.absent
+        }
+        if shared:
+            found |= split(list_tensors(self.root, self.faults), shared, self.faults, self.notes)
+        return {p: rename(p, found.get(p, {}), self.faults, self.notes) for p in parts}
 
-    def _check_tokenizer(self) -> None:
+    def _tokenizer(self) -> Path:
         folder = self.root / LLM
-        lacking = [n for n in ("vocab.json", "merges.txt") if not (folder / n).is_file()]
-        if lacking and not (folder / "tokenizer.json").is_file():
-            self.faults.append(
-                f"the tokenizer is missing: {LLM}/tokenizer.json, or "
-                + " and ".join(f"{LLM}/{name}" for name in lacking)
-            )
+        slow = ("vocab.json", "merges.txt")
+        for place in (folder, self.root):
+            lacking = [name for name in slow if not (place / name).is_file()]
+            if not lacking or (place / "tokenizer.json").is_file():
+                return place
+        lacking = [name for name in slow if not (folder / name).is_file()]
+        self.faults.append(
+            f"the tokenizer is missing: {LLM}/tokenizer.json, or "
+            + " and ".join(f"{LLM}/{name}" for name in lacking)
+        )
+        return folder
 
     def _check_head(self, checkpoint: Checkpoint) -> None:
         tensors = checkpoint.tensors[LLM]

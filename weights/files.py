@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import os
 import re
 import sys
@@ -10,6 +9,7 @@ from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
 
 from apollo_cli.errors import WeightsError
+from apollo_cli.values import parse_object
 
 JSON_LIMIT_BYTES = 32 * 1024 * 1024
 PICKLE_SUFFIXES = frozenset({".bin", ".pt", ".pth", ".ckpt", ".pkl", ".pickle"})
@@ -56,17 +56,14 @@ def parse_json_object(raw: bytes, label: str) -> dict[str, Any]:
         label: what to call it in an error.
 
     Raises:
-        WeightsError: it is not JSON, or not an object.
+        WeightsError: it is not JSON, not an object, holds NaN or Infinity, or a key twice.
     """
     if is_lfs_pointer(raw):
         raise WeightsError(f"{label} is a Git LFS pointer, not the file", "", "run git lfs pull")
     try:
-        value = json.loads(raw.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
-        raise WeightsError(f"{label} is not valid JSON ({error})") from None
-    if not isinstance(value, dict):
-        raise WeightsError(f"{label} holds a {type(value).__name__}", "a JSON object is needed")
-    return value
+        return parse_object(raw)
+    except ValueError as error:
+        raise WeightsError(f"{label} {error}") from None
 
 
 def read_json(path: Path, *, label: str | None = None) -> dict[str, Any]:

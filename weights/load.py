@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -30,6 +31,11 @@ from apollo_cli.weights.quantize import (
 from apollo_cli.weights.shards import name_some
 
 TIED_HEAD = "lm_head.weight"
+# What older versions of the libraries stored beside the weights.
+_BUFFERS = ("position_ids", ".rotary_emb.inv_freq")
+_FLOATS = {"F16", "BF16", "F32", "F64"}
+# How far a tensor's name tells what runs it: a numbered layer, or an embedding.
+_OWNER = re.compile(r"(.*?\.\d+\.|(?:vision_model\.)?\w+\.)")
 
 
 @contextmanager
@@ -177,17 +183,46 @@ def _check_shapes(
         ]
         if misshapen:
             faults.append(f"{part}: {name_some(misshapen)}")
-        # Encoders carry pretraining heads that are never used; elsewhere a surprise is a fault.
-        if not part.startswith("vision_tower/"):
-            known = {*parameters, TIED_HEAD, *in_layers}
-            unknown = [key for key in stored if key not in known and ".rotary_emb." not in key]
-            if unknown:
-                faults.append(f"{part} has {len(unknown)} unknown tensors ({name_some(unknown)})")
+        odd = [
+            f"{key} is {stored[key].dtype}"
+            for key in parameters
+            if key in stored and stored[key].dtype not in _FLOATS
+        ]
+        if odd:
+            faults.append(f"{part} holds whole numbers without their scales ({name_some(odd)})")
+        unknown = _surprises(part, stored, parameters, in_layers)
+        if unknown:
+            faults.append(f"{part} has {len(unknown)} unknown tensors ({name_some(unknown)})")
     if faults:
         raise WeightsError(
             f"checkpoint {checkpoint.root} does not fit the network: {'; '.join(faults)}",
             next_step="check that all files come from the same release",
         )
+
+
+def _surprises(
+    part: str,
+    stored: dict[str, TensorInfo],
+    parameters: dict[str, nn.Parameter],
+    in_layers: set[str],
+) -> list[str]:
+    """Tensors that nothing takes and that would have changed the numbers.
+
+    Encoders carry pretraining heads, and layers behind the selected one, that are never run; but
+    a bias that we do not know in a layer that is run is one too many.
+    """
+    run = tuple({match[0] for name in parameters if (match := _OWNER.match(name))})
+    return [
+        key
+        for key in stored
+        if key not in parameters
+        and not key.endswith(_BUFFERS)
+        and (
+            key.startswith(run)
+            if part.startswith("vision_tower/")
+            else key != TIED_HEAD and key not in in_layers
+        )
+    ]
 
 
 def _fill(
@@ -206,7 +241,7 @@ def _fill(
                 current = info.file
                 if current not in handles:
                     handles[current] = safe_open(current, framework="pt")
-                tensors[key] = handles[current].get_tensor(key)
+                tensors[key] = handles[current].get_tensor(info.key)
                 done += info.size_bytes
             _assign(place, tensors, device, dtype)
             if on_progress is not None:

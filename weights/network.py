@@ -1,29 +1,41 @@
 """From the plain data of a checkpoint to the shape of the network, without torch.
 
 What a config lacks is read off the tensor shapes where they can tell; what they cannot tell
-(heads, clip length, order of the encoders) is asked for by name, never guessed.
+(heads, clip length, order of the encoders) is asked for by name, never guessed. What a config
+says of the same thing as the tensors must agree with them, and what would change the numbers and
+is not built here is refused.
 """
 
 from __future__ import annotations
 
+import re
+from math import prod
 from typing import Any
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.config import (
+    INTEGRATIONS,
+    RESAMPLERS,
     ConnectorConfig,
     EncoderConfig,
-    InternVideo2Config,
     NetworkConfig,
     common_grid,
 )
 from apollo_cli.model.prompt import TEMPLATES
-from apollo_cli.video.transforms import PixelSpec
-from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part
+from apollo_cli.values import Values, any_text, list_of, number, one_of, whole
+from apollo_cli.weights.checkpoint import CONNECTOR, TOWER, Checkpoint, TensorInfo
+from apollo_cli.weights.encoders import (
+    DEFAULT_FRAMES_PER_CLIP,
+    EncoderReader,
+    agree,
+    count_layers,
+    shape_of,
+)
+from apollo_cli.weights.language import read_context, read_ends, read_generation, read_llm
 
-IMAGENET_MEAN, IMAGENET_STD = (0.485, 0.456, 0.406), (0.229, 0.224, 0.225)
 DEFAULT_SELECT_LAYER = -2
-DEFAULT_CONTEXT = 32768
-DEFAULT_FRAMES_PER_CLIP = 4
+LONGEST_CLIP_SECONDS = 3600
+_MOST_FRAMES = 256
 
 Tensors = dict[str, TensorInfo]
 
@@ -32,235 +44,194 @@ def build_network_config(checkpoint: Checkpoint) -> NetworkConfig:
     """Work out the network of a checkpoint.
 
     Raises:
-        WeightsError: values are missing or unsupported; all of them are listed.
+        WeightsError: values are missing, wrong or unsupported; all of them are listed.
     """
-    reader = _Reader(checkpoint)
-    config = reader.read()
-    if reader.faults:
+    faults: list[str] = []
+    config = _read(checkpoint, faults)
+    if config is None or faults:
         raise WeightsError(
-            f"checkpoint {checkpoint.root}: {'; '.join(reader.faults)}",
-            next_step="complete the named config files",
+            f"checkpoint {checkpoint.root}: {'; '.join(faults)}",
+            next_step="correct the named files, or fetch the checkpoint again",
         )
-    assert config is not None
     return config
 
 
-class _Reader:
-    """Reads one checkpoint and collects faults instead of stopping at the first."""
-
-    def __init__(self, checkpoint: Checkpoint) -> None:
-        self.checkpoint = checkpoint
-        self.faults: list[str] = []
-
-    def read(self) -> NetworkConfig | None:
-        root = self.checkpoint.config
-        clip_seconds = self._number(root, "clip_duration", "config.json")
-        frames = int(root.get("frames_per_clip") or DEFAULT_FRAMES_PER_CLIP)
-        encoders = [self._encoder(name, frames) for name in self.checkpoint.encoder_names]
-        known = [encoder for encoder in encoders if encoder is not None]
-        connector = self._connector(known) if len(known) == len(encoders) else None
-        template = root.get("apollo_template", "qwen_2")
-        if template not in TEMPLATES:
-            self.faults.append(f"config.json: apollo_template {template!r} is unknown")
-        if self.faults or connector is None:
-            return None
-        return NetworkConfig(
-            clip_seconds=clip_seconds,
-            frames_per_clip=frames,
-            encoders=tuple(known),
-            connector=connector,
-            llm=self._llm(),
-            context=self._context(),
-            template=template,
-            eos_ids=self._eos_ids(),
-            generation=self.checkpoint.generation_config,
-        )
-
-    def _number(self, config: dict[str, Any], key: str, where: str) -> Any:
-        value = config.get(key)
-        if isinstance(value, bool) or not isinstance(value, int | float) or value <= 0:
-            told = "is missing" if value is None else f"is {value!r}, not a number above 0"
-            self.faults.append(f"{where}: {key} {told}")
-            return 1
-        return value
-
-    def _shape(self, tensors: Tensors, key: str, where: str) -> tuple[int, ...]:
-        if key in tensors:
-            return tensors[key].shape
-        self.faults.append(f"{where} lacks the tensor {key}")
-        return (1, 1, 1, 1, 1)
-
-    def _llm(self) -> dict[str, Any]:
-        ours = dict(self.checkpoint.llm_config)
-        # Paths of the training machine, and keys that name classes: never ours to follow.
-        for key in (
-            "_name_or_path",
-            "auto_map",
-            "architectures",
-            "torch_dtype",
-            "dtype",
-            "quantization_config",
-        ):
-            ours.pop(key, None)
-        ours["tie_word_embeddings"] = self.checkpoint.tied_head
-        return ours
-
-    def _context(self) -> int:
-        for config in (self.checkpoint.config, self.checkpoint.llm_config):
-            value = config.get("model_max_length")
-            if isinstance(value, int) and value > 0:
-                return value
-        return DEFAULT_CONTEXT
-
-    def _eos_ids(self) -> tuple[int, ...]:
-        eos = self.checkpoint.generation_config.get("eos_token_id")
-        eos = self.checkpoint.llm_config.get("eos_token_id") if eos is None else eos
-        found = eos if isinstance(eos, list) else [eos]
-        return tuple(int(token) for token in found if isinstance(token, int))
-
-    def _select_layer(self) -> int:
-        value = self.checkpoint.config.get("mm_vision_select_layer", DEFAULT_SELECT_LAYER)
-        if isinstance(value, int) and value < 0:
-            return value
-        self.faults.append(f"config.json: mm_vision_select_layer is {value!r}, not below 0")
-        return DEFAULT_SELECT_LAYER
-
-    def _depth(self, tensors: Tensors, prefix: str, where: str) -> int:
-        """Layers to run: all up to the selected one; the ones behind it are not even read."""
-        numbers = [
-            int(key.removeprefix(prefix).split(".")[0]) for key in tensors if key.startswith(prefix)
-        ]
-        depth = max(numbers, default=-1) + 2 + self._select_layer()
-        if depth < 1:
-            self.faults.append(f"{where} has too few layers for the selected layer")
-        return depth
-
-    def _encoder(self, name: str, frames: int) -> EncoderConfig | None:
-        lowered = name.lower()
-        if "internvideo" in lowered:
-            return self._internvideo2(name, frames)
-        if "siglip" in lowered:
-            return self._siglip(name)
-        self.faults.append(
-            f"vision encoder {name!r} is unknown (supported are names that contain internvideo "
-            "or siglip)"
-        )
+def _read(checkpoint: Checkpoint, faults: list[str]) -> NetworkConfig | None:
+    notes = list(checkpoint.notes)
+    root = Values(checkpoint.config, "config.json", faults)
+    root.get("clip_duration", number(0, LONGEST_CLIP_SECONDS, above=True))
+    # Anything else would keep the class token, or wrap the video in further tokens.
+    root.get("mm_vision_select_feature", one_of("patch"), None)
+    root.get("use_mm_start_end", one_of(False), None)
+    template = root.get("apollo_template", one_of(*TEMPLATES), "qwen_2")
+    select = root.get("mm_vision_select_layer", whole(-1000, -1), DEFAULT_SELECT_LAYER)
+    frames = root.get("frames_per_clip", whole(1, _MOST_FRAMES), _frames_of(checkpoint))
+    reader = EncoderReader(checkpoint, select or -1, frames or 1, faults, notes)
+    found = [reader.read(name) for name in checkpoint.encoder_names]
+    encoders = [encoder for encoder in found if encoder is not None]
+    connector = None
+    if len(encoders) == len(found):
+        _check_tower(checkpoint, encoders, faults)
+        connector = _ConnectorReader(checkpoint, encoders, faults, notes).read()
+    llm = read_llm(checkpoint, faults)
+    context = read_context(checkpoint, faults, notes)
+    ends = read_ends(checkpoint, llm["vocab_size"] or 1, faults)
+    generation = read_generation(checkpoint, faults)
+    if faults or connector is None:
         return None
-
-    def _internvideo2(self, name: str, frames: int) -> EncoderConfig:
-        where = encoder_part(name)
-        tensors, config = self.checkpoint.tensors[where], self.checkpoint.encoder_configs[name]
-        kernel = self._shape(tensors, "patch_embed.proj.weight", where)
-        width, tubelet, patch = kernel[0], kernel[2], kernel[3]
-        tokens = self._shape(tensors, "pos_embed", where)[1] - 1
-        side = round((tokens / max(1, frames // tubelet)) ** 0.5)
-        if frames % tubelet or side * side * (frames // tubelet) != tokens:
-            self.faults.append(
-                f"{where}: {tokens} positions do not fit clips of {frames} frames "
-                f"(tubelet {tubelet}) on a square grid"
-            )
-        heads = self._number(config, "num_heads", f"{where}/config.json")
-        shape = InternVideo2Config(
-            width=width,
-            heads=heads,
-            mlp_width=self._shape(tensors, "blocks.0.mlp.fc1.weight", where)[0],
-            depth=self._depth(tensors, "blocks.", where),
-            image_size=int(config.get("img_size") or side * patch),
-            patch_size=patch,
-            frames=frames,
-            tubelet=tubelet,
-            tanh_gelu=bool(config.get("use_fused_mlp")),
+    if connector.text_width != llm["hidden_size"]:
+        faults.append(
+            f"{CONNECTOR} gives {connector.text_width} values a token, and the language model "
+            f"takes {llm['hidden_size']}"
         )
-        if width % heads:
-            self.faults.append(f"{where}: {heads} heads do not divide the width {width}")
-        red, green, blue = (int(mean * 255) for mean in IMAGENET_MEAN)
-        pad = (red, green, blue)
-        pixels = PixelSpec(name, shape.image_size, "bilinear", pad, IMAGENET_MEAN, IMAGENET_STD)
-        return EncoderConfig(name, "internvideo2", width, shape.grid, pixels, internvideo2=shape)
+    return NetworkConfig(
+        # As it is written: an int is printed as an int in the prompt.
+        clip_seconds=checkpoint.config["clip_duration"],
+        frames_per_clip=frames,
+        encoders=tuple(encoders),
+        connector=connector,
+        llm=llm,
+        context=context,
+        template=template,
+        eos_ids=ends,
+        generation=generation,
+        notes=tuple(notes),
+    )
 
-    def _siglip(self, name: str) -> EncoderConfig:
-        where = encoder_part(name)
-        tensors, config = self.checkpoint.tensors[where], self.checkpoint.encoder_configs[name]
-        width, _, patch, _ = self._shape(
-            tensors, "vision_model.embeddings.patch_embedding.weight", where
-        )[:4]
-        size = self._number(config, "image_size", f"{where}/config.json")
-        self._number(config, "num_attention_heads", f"{where}/config.json")
-        prefix = "vision_model.encoder.layers."
-        depth = self._depth(tensors, prefix, where)
-        mlp = self._shape(tensors, f"{prefix}0.mlp.fc1.weight", where)[0]
-        ours = {**config, "hidden_size": width, "patch_size": patch, "intermediate_size": mlp}
-        for key in ("_name_or_path", "auto_map", "architectures", "torch_dtype", "dtype"):
-            ours.pop(key, None)
-        pixels = self._siglip_pixels(name, size)
-        side = size // patch
-        return EncoderConfig(name, "siglip", width, (1, side, side), pixels, siglip=(ours, depth))
 
-    def _siglip_pixels(self, name: str, size: int) -> PixelSpec:
-        preprocessor = self.checkpoint.preprocessor_configs.get(name, {})
-        mean = tuple(float(v) for v in preprocessor.get("image_mean") or (0.5, 0.5, 0.5))
-        std = tuple(float(v) for v in preprocessor.get("image_std") or (0.5, 0.5, 0.5))
-        pad = tuple(int(value * 255) for value in mean)
-        return PixelSpec(name, size, "bicubic", pad, mean, std)  # pyright: ignore[reportArgumentType]
+def _frames_of(checkpoint: Checkpoint) -> int:
+    """Frames of a clip, as the video encoder's config says; the encoder checks the value."""
+    for name in checkpoint.encoder_names:
+        value = checkpoint.encoder_configs[name].get("num_frames")
+        if "internvideo" in name.lower() and type(value) is int and 0 < value <= _MOST_FRAMES:
+            return value
+    return DEFAULT_FRAMES_PER_CLIP
 
-    def _connector(self, encoders: list[EncoderConfig]) -> ConnectorConfig:
-        where = "mm_connector"
-        tensors, config = self.checkpoint.tensors[where], self.checkpoint.connector_config
-        self._refuse_other_projectors(tensors)
-        text_width, vision_width = self._shape(tensors, "proj.0.weight", where)[:2]
-        widths = sum(encoder.width for encoder in encoders)
-        if not self.faults and widths != vision_width:
+
+def _check_tower(checkpoint: Checkpoint, encoders: list[EncoderConfig], faults: list[str]) -> None:
+    tower = Values(checkpoint.tower_config, f"{TOWER}/config.json", faults)
+    agree(tower, "num_vision_encoders", len(encoders))
+    grid = list_of(whole(1), count=3)
+    agree(tower, "token_output_shape", common_grid(encoders), grid)
+
+
+class _ConnectorReader:
+    """Reads the connector of one checkpoint."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        encoders: list[EncoderConfig],
+        faults: list[str],
+        notes: list[str],
+    ) -> None:
+        self.tensors: Tensors = checkpoint.tensors[CONNECTOR]
+        self.config = Values(checkpoint.connector_config, f"{CONNECTOR}/config.json", faults)
+        self.encoders, self.faults, self.notes = encoders, faults, notes
+
+    def read(self) -> ConnectorConfig | None:
+        self._refuse_other_projectors()
+        first = self._shape("proj.0.weight")
+        if first is None:
+            return None
+        text_width, vision_width = first
+        widths = sum(encoder.width for encoder in self.encoders)
+        if widths != vision_width:
             self.faults.append(
-                f"mm_connector takes {vision_width} channels, the encoders give {widths}"
+                f"{CONNECTOR} takes {vision_width} channels, the encoders give {widths}"
             )
-        resampler = config.get("resampler_type", "perciver")
-        linears = sum(key.startswith("proj.") and key.endswith(".weight") for key in tensors)
-        shape: dict[str, Any] = {
-            "vision_width": vision_width,
-            "text_width": text_width,
-            "projector": "linear" if linears == 1 else f"mlp{linears}x_gelu",
-            "resampler": resampler,
-            "grid": common_grid(encoders),
-            "integration": config.get("integration", "timestamps"),
-        }
+        grid = common_grid(self.encoders)
+        agree(self.config, "vision_hidden_size", vision_width)
+        agree(self.config, "text_hidden_size", text_width)
+        agree(self.config, "token_input_shape", grid, list_of(whole(1), count=3))
+        self.config.get("hidden_act", one_of("silu"), None)
+        integration = self.config.get("integration", one_of(*INTEGRATIONS), "timestamps")
+        resampler = self._resampler()
         if resampler == "perciver":
-            shape |= self._perceiver(tensors, config, where)
+            shape = self._perceiver(text_width)
         else:
-            tokens = self._number(config, "num_output_tokens", f"{where}/config.json")
-            shape["tokens_per_clip"] = tokens
-        return ConnectorConfig(**shape)
-
-    def _perceiver(self, tensors: Tensors, config: dict[str, Any], where: str) -> dict[str, Any]:
-        layer = "resampler.layers.0."
-        heads = self._number(config, "resampler_n_heads", f"{where}/config.json")
-        query_rows = self._shape(tensors, f"{layer}self_attn.q_proj.weight", where)[0]
-        key_rows = self._shape(tensors, f"{layer}self_attn.k_proj.weight", where)[0]
-        gate_rows = self._shape(tensors, f"{layer}mlp.gate_proj.weight", where)[0]
-        tokens, width = self._shape(tensors, "resampler.latents", where)[:2]
-        head_width = query_rows // heads
-        if head_width * heads != query_rows or key_rows % max(1, head_width):
-            self.faults.append(f"{where}: {heads} heads do not divide {query_rows} query rows")
-        prefix = "resampler.layers."
-        depth = 1 + max(
-            (int(k.removeprefix(prefix).split(".")[0]) for k in tensors if k.startswith(prefix)),
-            default=0,
+            shape = {"tokens_per_clip": self.config.get("num_output_tokens", whole(1, prod(grid)))}
+        projector = self._projector()
+        if shape is None or self.faults:
+            return None
+        return ConnectorConfig(
+            vision_width=vision_width,
+            text_width=text_width,
+            projector=projector,
+            resampler=resampler,
+            grid=grid,
+            integration=integration,
+            **shape,
         )
-        return {
-            "tokens_per_clip": tokens,
-            "depth": depth,
-            "heads": heads,
-            "head_width": head_width,
-            "key_heads": key_rows // max(1, head_width),
-            "ff_multi": gate_rows // width,
-        }
 
-    def _refuse_other_projectors(self, tensors: Tensors) -> None:
+    def _shape(self, key: str) -> tuple[int, ...] | None:
+        return shape_of(self.tensors, key, 2, CONNECTOR, self.faults)
+
+    def _projector(self) -> str:
+        keys = [key for key in self.tensors if re.fullmatch(r"proj\.\d+\.weight", key)]
+        found = "linear" if len(keys) == 1 else f"mlp{len(keys)}x_gelu"
+        told = self.config.get("projector_type", any_text, found)
+        # The same layers under another name: one layer is "linear" for the original.
+        if told is not None and told != found and (told, found) != ("mlp1x_gelu", "linear"):
+            self.config.refuse("projector_type", f"is {told[:60]!r}, and the tensors say {found}")
+        return found
+
+    def _resampler(self) -> str:
+        """The original takes any name that it does not know for the Perceiver."""
+        told = self.config.get("resampler_type", any_text, "")
+        is_perceiver = "resampler.latents" in self.tensors
+        if told in RESAMPLERS or told is None:
+            return told or "perciver"
+        if is_perceiver:
+            said = f"is {told[:60]!r}" if told else "is missing"
+            self.notes.append(
+                f"{self.config.where}: resampler_type {said}; the tensors are the Perceiver's"
+            )
+        else:
+            self.config.refuse(
+                "resampler_type", f"is {told[:60]!r}; allowed are {', '.join(RESAMPLERS)}"
+            )
+        return "perciver"
+
+    def _perceiver(self, width: int) -> dict[str, Any] | None:
+        layer, config = "resampler.layers.0.", self.config
+        queries = self._shape(f"{layer}self_attn.q_proj.weight")
+        keys = self._shape(f"{layer}self_attn.k_proj.weight")
+        gates = self._shape(f"{layer}mlp.gate_proj.weight")
+        latents = self._shape("resampler.latents")
+        heads = config.get("resampler_n_heads", whole(1, 65536))
+        if not (queries and keys and gates and latents and heads):
+            return None
+        head = config.get("resampler_head_dim", whole(1, 65536), queries[0] // heads) or 1
+        if head * heads != queries[0] or keys[0] % head or heads % max(1, keys[0] // head):
+            config.refuse(
+                "resampler_n_heads",
+                f"is {heads}: with resampler_head_dim {head}, they do not fill the {queries[0]} "
+                f"query rows and {keys[0]} key rows of the tensors",
+            )
+        if gates[0] % width:
+            self.faults.append(f"{CONNECTOR}: {gates[0]} gate rows are no multiple of {width}")
+        found = {
+            "tokens_per_clip": latents[0],
+            "depth": count_layers(self.tensors, "resampler.layers."),
+            "heads": heads,
+            "head_width": head,
+            "key_heads": keys[0] // head,
+            "ff_multi": gates[0] // width,
+        }
+        agree(config, "num_output_tokens", found["tokens_per_clip"])
+        agree(config, "resampler_depth", found["depth"])
+        agree(config, "num_key_value_heads", found["key_heads"])
+        agree(config, "ff_multi", found["ff_multi"])
+        return found
+
+    def _refuse_other_projectors(self) -> None:
         for key, name in (
             ("proj.gate_proj.", "perceiver_mlp"),
             ("proj.layer1.", "conv2d"),
             ("proj.s1.", "stc"),
             ("proj.readout.", "stc"),
         ):
-            if any(tensor.startswith(key) for tensor in tensors):
-                self.faults.append(f"mm_connector has a {name} projector, which is not supported")
+            if any(tensor.startswith(key) for tensor in self.tensors):
+                self.faults.append(f"{CONNECTOR} has a {name} projector, which is not supported")
                 return

@@ -143,7 +143,7 @@ def _packed(
     for key, info in sorted(tensors.items(), key=lambda item: (str(item[1].file), item[1].start)):
         if info.file not in handles:
             handles[info.file] = safe_open(info.file, framework="pt")
-        tensor = handles[info.file].get_tensor(key)
+        tensor = handles[info.file].get_tensor(info.key)
         if key in layers:
             layer = llm.get_submodule(layers[key])
             fill_layer(layer, tensor, device)

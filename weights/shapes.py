@@ -17,11 +17,10 @@ from apollo_cli.model.config import (
     common_grid,
 )
 from apollo_cli.video.transforms import PixelSpec
-from apollo_cli.weights.network import IMAGENET_MEAN, IMAGENET_STD
+from apollo_cli.weights.encoders import HALF, IMAGENET_MEAN, IMAGENET_STD
 from apollo_cli.weights.registry import ModelEntry
 
 _TABLE = Path(__file__).parent / "shapes.toml"
-_HALF = (0.5, 0.5, 0.5)
 
 
 @dataclass(frozen=True)
@@ -102,7 +101,7 @@ def _siglip(table: dict[str, Any]) -> EncoderConfig:
     depth = row["num_hidden_layers"] + 1 + table["select_layer"]
     size, name = row["image_size"], "siglip-so400m-patch14-384"
     side = size // row["patch_size"]
-    pixels = PixelSpec(name, size, "bicubic", (127, 127, 127), _HALF, _HALF)
+    pixels = PixelSpec(name, size, "bicubic", (127, 127, 127), HALF, HALF)
     return EncoderConfig(
         name, "siglip", row["hidden_size"], (1, side, side), pixels, siglip=(dict(row), depth)
     )

@@ -55,6 +55,7 @@ class TensorInfo:
         file: the safetensors file.
         start: first byte in the file, counted from its beginning.
         end: one past the last byte.
+        key: its name in the file, which may have a prefix that the released names do not have.
     """
 
     dtype: str
@@ -62,6 +63,7 @@ class TensorInfo:
     file: Path
     start: int
     end: int
+    key: str
 
     @property
     def size_bytes(self) -> int:
@@ -119,7 +121,7 @@ def _tensor(key: str, entry: Any, path: Path, data_start: int, label: str) -> Te
         bits = DTYPE_BITS[dtype] * prod(shape)
         fits = all(type(n) is int and n >= 0 for n in numbers) and 8 * (end - begin) == bits
         if fits:
-            return TensorInfo(dtype, shape, path, data_start + begin, data_start + end)
+            return TensorInfo(dtype, shape, path, data_start + begin, data_start + end, key)
     except (KeyError, TypeError, ValueError):
         pass
     raise WeightsError(f"{label} describes the tensor {key[:80]!r} wrongly: {str(entry)[:120]}")
@@ -156,6 +158,11 @@ def list_tensors(folder: Path, faults: list[str], *, label: str = "") -> dict[st
         return _sharded(folder, faults, label)
     faults.append(_why_no_weights(folder, label))
     return {}
+
+
+def has_tensors(folder: Path) -> bool:
+    """Whether a folder holds weights of its own, in one file or in shards."""
+    return (folder / SINGLE_FILE).is_file() or (folder / INDEX_FILE).is_file()
 
 
 def _header_or_fault(path: Path, faults: list[str], label: str) -> dict[str, TensorInfo]:

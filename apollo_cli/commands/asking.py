@@ -219,6 +219,8 @@ def introduce(apollo: Apollo, memories: list[VideoMemory] | None, remark: Remark
             "no downloaded model fits, so the embedded apollo-nano answers; "
             "for a real one: apollo models list"
         )
+    for note in apollo.network.config.notes:
+        remark(f"{apollo.located.name}: {note}")
     if memories == []:
         remark("no video was given: the answer rests on the question alone")
     for memory in memories or ():

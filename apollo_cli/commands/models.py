@@ -101,16 +101,19 @@ def _licence(source: ModelSource) -> dict[str, Any]:
 
 def _contents(folder: Path) -> dict[str, Any]:
     from apollo_cli.weights.checkpoint import read_checkpoint
+    from apollo_cli.weights.network import build_network_config
 
     checkpoint = read_checkpoint(folder)
+    network = build_network_config(checkpoint)
     return {
         "size_bytes": checkpoint.size_bytes,
         "encoders": list(checkpoint.encoder_names),
         "parameters": checkpoint.parameters,
         "tied_head": checkpoint.tied_head,
-        "clip_seconds": checkpoint.config.get("clip_duration"),
-        "tokens_per_clip": checkpoint.connector_config.get("num_output_tokens"),
-        "context": checkpoint.config.get("model_max_length"),
+        "clip_seconds": network.clip_seconds,
+        "tokens_per_clip": network.connector.tokens_per_clip,
+        "context": network.context,
+        "notes": list(network.notes),
     }
 
 

@@ -138,7 +138,8 @@ def _subject(name: str) -> Subject:
         checkpoint = read_checkpoint(folder)
         stored = stored_kind(checkpoint)
         kinds = precisions() if stored is None else (stored,)
-        return Subject(source.name, load_planner(checkpoint), kinds, local=True, assumed=())
+        planner = load_planner(checkpoint)
+        return Subject(source.name, planner, kinds, local=True, assumed=planner.config.notes)
     if source.entry is None:
         raise WeightsError(
             f"the shape of {source.name} is not known",

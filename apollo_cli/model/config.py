@@ -6,7 +6,6 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from apollo_cli.errors import WeightsError
 from apollo_cli.video.transforms import PixelSpec
 
 RESAMPLERS = ("perciver", "avg", "conv2d_avg")
@@ -41,18 +40,6 @@ class ConnectorConfig:
     key_heads: int = 1
     ff_multi: int = 4
     integration: str = "timestamps"
-
-    def __post_init__(self) -> None:
-        if self.resampler not in RESAMPLERS:
-            raise WeightsError(
-                f"mm_connector/config.json: resampler_type {self.resampler!r}",
-                f"supported are {', '.join(RESAMPLERS)}",
-            )
-        if self.integration not in INTEGRATIONS:
-            raise WeightsError(
-                f"mm_connector/config.json: integration {self.integration!r}",
-                f"supported are {', '.join(INTEGRATIONS)}",
-            )
 
     @property
     def learned_ends(self) -> bool:
@@ -128,10 +115,11 @@ class NetworkConfig:
         frames_per_clip: T.
         encoders: in the order of concatenation.
         connector: shape of the connector.
-        llm: the released ``llm/config.json``.
+        llm: what ``llm/config.json`` says of the shape, complete.
         context: longest sequence that the language model was tuned for, in tokens.
         template: ``qwen_2`` or ``qwen_1_5``.
-        eos_ids: ids that end an answer. generation: the rest of ``generation_config.json``.
+        eos_ids: ids that end an answer. generation: what ``generation_config.json`` sets of them.
+        notes: what the checkpoint's files hold otherwise than the released ones.
     """
 
     clip_seconds: float
@@ -143,6 +131,7 @@ class NetworkConfig:
     template: str
     eos_ids: tuple[int, ...]
     generation: dict[str, Any]
+    notes: tuple[str, ...] = ()
 
     @property
     def fps(self) -> float:

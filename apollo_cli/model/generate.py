@@ -60,8 +60,8 @@ def generate(
     """
     generator = torch.Generator(device=logits.device).manual_seed(options.seed)
     own = model.config.generation
-    penalty = options.repetition_penalty or float(own.get("repetition_penalty") or 1.0)
-    top_k = int(own.get("top_k") or 0)
+    penalty = options.repetition_penalty or own.get("repetition_penalty", 1.0)
+    top_k = own.get("top_k", 0)
     written: list[int] = []
     for number in range(options.max_new_tokens):
         token = _choose(_penalise(logits, written, penalty), options, top_k, generator)

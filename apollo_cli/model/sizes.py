@@ -66,17 +66,17 @@ class LlmSizes:
 
 
 def llm_sizes(config: dict[str, Any]) -> LlmSizes:
-    """Read the shape off the released ``llm/config.json``; Qwen2's defaults stand in."""
-    width, heads = int(config.get("hidden_size", 4096)), int(config.get("num_attention_heads", 32))
+    """The sizes in the config of a language model, as ``NetworkConfig`` holds it."""
+    width, heads = config["hidden_size"], config["num_attention_heads"]
     return LlmSizes(
         width=width,
-        hidden=int(config.get("intermediate_size", 22016)),
-        layers=int(config.get("num_hidden_layers", 32)),
+        hidden=config["intermediate_size"],
+        layers=config["num_hidden_layers"],
         heads=heads,
-        kv_heads=int(config.get("num_key_value_heads") or heads),
-        head_width=int(config.get("head_dim") or width // heads),
-        vocabulary=int(config.get("vocab_size", 151936)),
-        tied=bool(config.get("tie_word_embeddings", False)),
+        kv_heads=config["num_key_value_heads"],
+        head_width=config.get("head_dim") or width // heads,
+        vocabulary=config["vocab_size"],
+        tied=config["tie_word_embeddings"],
     )
 
 
@@ -87,7 +87,7 @@ def encoder_values(config: EncoderConfig) -> int:
     assert config.siglip is not None
     shape, depth = config.siglip
     width, hidden = config.width, siglip_hidden(config)
-    patch = width * 3 * int(shape["patch_size"]) ** 2 + width
+    patch = width * 3 * shape["patch_size"] ** 2 + width
     layer = 4 * width + 4 * (width * width + width) + 2 * width * hidden + hidden + width
     return patch + config.grid[1] * config.grid[2] * width + depth * layer
 
@@ -95,7 +95,7 @@ def encoder_values(config: EncoderConfig) -> int:
 def siglip_hidden(config: EncoderConfig) -> int:
     """Hidden width of SigLIP's feed-forward part."""
     assert config.siglip is not None
-    return int(config.siglip[0].get("intermediate_size", 3072))
+    return config.siglip[0]["intermediate_size"]
 
 
 def _internvideo2_values(shape: InternVideo2Config) -> int:

@@ -128,6 +128,8 @@ def test_a_head_that_is_not_stored_is_tied_to_the_embedding(copy: Path):
     edit_json(copy / "llm" / "config.json", tie_word_embeddings=True)
     assert read_checkpoint(copy).tied_head
     edit_json(copy / "llm" / "config.json", tie_word_embeddings=None)
+    assert "the head is not tied" in faults(copy)
+    edit_json(copy / "config.json", llm_cfg=None)
     assert read_checkpoint(copy).tied_head
 
 
@@ -215,6 +217,8 @@ def test_encoder_names_that_are_not_folder_names_are_refused(copy: Path, names: 
 
 def test_the_order_of_encoders_is_asked_for_unless_there_is_only_one(copy: Path):
     edit_json(copy / "vision_tower" / "config.json", vision_towers=None)
+    assert read_checkpoint(copy).encoder_names == read_checkpoint(TINY).encoder_names
+    edit_json(copy / "config.json", vision_tower_cfg=None)
     assert "has no vision_towers" in faults(copy)
     shutil.rmtree(copy / "vision_tower" / "internvideo2")
     assert read_checkpoint(copy).encoder_names == ("siglip-so400m-patch14-384",)
