@@ -17,6 +17,9 @@ _RESTART_SECONDS = 0.5
 # No more pictures than this are stored out of their order.
 _REORDER_PICTURES = 16
 
+# How many packets are looked at to tell pictures out of order from a new recording.
+_REORDER_LOOK = 1000
+
 
 @dataclass(frozen=True)
 class Timeline:
@@ -64,21 +67,19 @@ def order_times(scan: PacketScan, is_shown: np.ndarray, tick_seconds: float) -> 
     """Put the shown packets into display order and give each a time.
 
     A time line that starts again is continued behind its first part; missing times are taken
-    from the decoding times where those exist, and from their neighbours otherwise.
+    from the decoding times where a file has no others, and from their neighbours otherwise.
     """
     numbers = np.flatnonzero(is_shown)
     pts = scan.pts[numbers].astype(np.float64)
-    dts = scan.dts[numbers].astype(np.float64)
     no_pts = scan.pts[numbers] == NO_TIME
     no_dts = scan.dts[numbers] == NO_TIME
     untimed = int(no_pts.sum())
     if untimed == len(numbers) and not no_dts.any():
         # AVI stores none: there the k-th picture shown has the k-th decoding time.
-        pts, untimed = np.sort(dts), 0
+        pts, untimed = np.sort(scan.dts[numbers].astype(np.float64)), 0
     elif untimed:
         pts = _fill_missing(pts, no_pts)
-    clock = np.where(no_dts | no_pts, pts, dts)
-    drops = np.flatnonzero(np.diff(clock) < -_RESTART_SECONDS / tick_seconds) + 1
+    drops = _restarts(pts, scan.is_key[numbers], _RESTART_SECONDS / tick_seconds)
     order = np.empty(0, dtype=np.int64)
     ticks = np.empty(0)
     for part in np.split(np.arange(len(numbers)), drops):
@@ -89,6 +90,29 @@ def order_times(scan: PacketScan, is_shown: np.ndarray, tick_seconds: float) -> 
         ticks = np.concatenate([ticks, pts[ranked] + shift])
         order = np.concatenate([order, numbers[ranked]])
     return Times(ticks, order, len(drops), untimed)
+
+
+def _restarts(pts: np.ndarray, is_key: np.ndarray, slack: float) -> list[int]:
+    """Places at which the time line starts again.
+
+    Only showing times are compared: decoding times, which many demuxers make up, say nothing
+    where pictures are far apart. A picture may be shown before some that are stored in front of
+    it, but a key picture never is, and no picture before more than a few.
+    """
+    found: list[int] = []
+    start = 0
+    while start < len(pts):
+        latest = np.maximum.accumulate(pts[start:])
+        early = start + 1 + np.flatnonzero(pts[start + 1 :] < latest[:-1] - slack)
+        for place in early.tolist():
+            before = pts[max(start, place - _REORDER_LOOK) : place]
+            if is_key[place] or (before > pts[place]).sum() > _REORDER_PICTURES:
+                found.append(place)
+                break
+        else:
+            break
+        start = found[-1]
+    return found
 
 
 def typical_step(ticks: np.ndarray) -> float:
