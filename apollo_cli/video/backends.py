@@ -107,7 +107,7 @@ def _read_files(files: tuple[Path, ...], pictures: list[int]) -> Iterator[ReadPi
 
 def _read_with_pyav(info: VideoInfo, pictures: list[int]) -> Iterator[ReadPicture]:
     assert info.timeline is not None
-    walk = Walk(info.path, info.stream_index, info.timeline)
+    walk = Walk(info.path, info.stream_index, info.timeline, info.times)
     try:
         for walked in walk.fetch(pictures):
             rgb = to_rgb(walked.frame, info.sample_aspect, info.turn)

@@ -2,21 +2,29 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from pathlib import Path
 
 import av
 import av.container
+import av.logging
 import av.video.stream
 import numpy as np
 from av.error import EOFError as DecoderEmpty
 from av.error import FFmpegError
+from av.packet import PacketSideData
 from av.stream import Discard
 
 from apollo_cli.video import progress
 from apollo_cli.video.opening import open_container
 
 _UNNUMBERED = -1
+
+# These also complain of pictures that are sound, where one that they refer to was left out.
+_TELLS_OF_OTHERS = ("h264", "hevc", "vvc")
+_OWN_DAMAGE = re.compile(r"decoding MB|concealing|MD5|CRC|checksum|mismatch")
+_ANY_DAMAGE = re.compile(r"^(?!.*MVs not available)", re.DOTALL)
 
 # How often the decoder may complain while it is emptied; each complaint is one broken picture.
 _MOST_COMPLAINTS = 64
@@ -58,13 +66,13 @@ class Feed:
 
     Attributes:
         number: of the packet that ``read`` returns next.
-        broken: numbers of the packets that the decoder has refused.
+        is_broken: the decoder has refused the last packet, or told that its data is damaged.
     """
 
     def __init__(self, path: Path, stream_index: int) -> None:
         self._path = path
         self._stream_index = stream_index
-        self.broken: set[int] = set()
+        self.is_broken = False
         self._open()
 
     def _open(self) -> None:
@@ -75,7 +83,12 @@ class Feed:
         silence_other_streams(self._container, stream)
         stream.codec_context.thread_count = 1
         self._packets = filled_packets(self._container, stream)
+        codec = stream.codec_context.name
+        self._tells_damage = _OWN_DAMAGE if codec in _TELLS_OF_OTHERS else _ANY_DAMAGE
+        # Some files hold checksums of their pictures.
+        stream.codec_context.options = {"err_detect": "crccheck"}
         self._held: av.Packet | None = None
+        self._header: PacketSideData | None = None
         self.number = 0
 
     def close(self) -> None:
@@ -98,6 +111,8 @@ class Feed:
         except FFmpegError:
             return None
         self.number += packet is not None
+        if packet is not None and packet.has_sidedata("new_extradata"):
+            self._header = packet.get_sidedata("new_extradata")
         return packet
 
     def skip_to(self, number: int) -> None:
@@ -143,11 +158,26 @@ class Feed:
         packet.pts, packet.dts = number, None
         # The demuxer sets this at every splice, and it would be copied to pictures that are fine.
         packet.is_corrupt = False
+        self._hand_header(packet)
+        level, repeats = av.logging.get_level(), av.logging.get_skip_repeated()
+        av.logging.set_skip_repeated(False)
+        av.logging.set_level(av.logging.ERROR)
         try:
-            return _numbered(self.stream.codec_context.decode(packet))
+            with av.logging.Capture() as heard:
+                frames = _numbered(self.stream.codec_context.decode(packet))
+            self.is_broken = any(self._tells_damage.search(text) for _, _, text in heard)
         except FFmpegError:
-            self.broken.add(number)
-            return []
+            self.is_broken, frames = True, []
+        finally:
+            av.logging.set_level(level)
+            av.logging.set_skip_repeated(repeats)
+        return frames
+
+    def _hand_header(self, packet: av.Packet) -> None:
+        """Give the decoder a header that came with a packet which was passed over."""
+        if self._header is not None and not packet.has_sidedata("new_extradata"):
+            packet.set_sidedata(self._header)
+        self._header = None
 
     def drain(self) -> list[tuple[int, av.VideoFrame]]:
         """Take out all pictures that are still inside the decoder, broken ones left out."""

@@ -95,7 +95,7 @@ class VideoInfo:
         return np.where(is_before, keys[before], keys[after])
 
 
-_TIMELINE_ARRAYS = ("pts", "picture", "packet", "keys", "key_of")
+_TIMELINE_ARRAYS = ("pts", "picture", "packet", "keys", "key_of", "resets")
 _PLAIN_FIELDS = (
     "kind",
     "duration_seconds",

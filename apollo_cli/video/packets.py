@@ -12,6 +12,7 @@ import av.video.stream
 import numpy as np
 from av.error import FFmpegError
 
+from apollo_cli.video.coding import length_bytes, parameter_sets
 from apollo_cli.video.feed import filled_packets, silence_other_streams
 
 NO_TIME = np.iinfo(np.int64).min
@@ -19,15 +20,16 @@ NO_TIME = np.iinfo(np.int64).min
 # In these a packet of zeros can only be a hole in the file.
 _NEVER_ZERO = ("h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mjpeg")
 
-# These never hold three zeros in a row, but for the lengths in front of each part.
-_ESCAPED = ("h264", "hevc", "vvc")
 _HOLE_BYTES = 16
 
-_SEQUENCE_HEADER = {
-    "h264": re.compile(rb"\x00\x00\x01[\x07\x27\x47\x67](.{4,64}?)\x00\x00", re.DOTALL),
-    "hevc": re.compile(rb"\x00\x00\x01\x42\x01(.{4,96}?)\x00\x00\x01", re.DOTALL),
-    "mpeg2video": re.compile(rb"\x00\x00\x01\xb3(.{4})", re.DOTALL),
+# Parameter sets of each codec, by kind of NAL unit; the first kind fixes the picture's format.
+_PARAMETER_SETS = {"h264": (7, 8), "hevc": (33, 32, 34)}
+_HEADER_BYTES = 2048
+
+_SEQUENCE_HEADERS = {
     "mpeg1video": re.compile(rb"\x00\x00\x01\xb3(.{4})", re.DOTALL),
+    "mpeg2video": re.compile(rb"\x00\x00\x01\xb3(.{4})", re.DOTALL),
+    "mjpeg": re.compile(rb"\xff[\xc0-\xc2]\x00[\x0b\x11\x14]\x08(.{4})", re.DOTALL),
 }
 
 
@@ -42,6 +44,7 @@ class PacketScan:
         is_shown: the packet holds a picture that a player shows; packets outside of the edit
             list, hidden reference pictures and packets without content are not.
         formats: how many different picture formats the sequence headers name.
+        needs_all: a header changes on the way and is not repeated, so nothing may be left out.
         gaps: numbers of the packets from which on data is missing.
         cut_short: the last packet is incomplete: the file ends early.
         blank: number of packets with a hole of zeros.
@@ -54,6 +57,7 @@ class PacketScan:
     is_key: np.ndarray
     is_shown: np.ndarray
     formats: int
+    needs_all: bool
     gaps: list[int]
     cut_short: bool
     blank: int
@@ -63,14 +67,19 @@ class PacketScan:
 class _Columns:
     """What is kept of each packet, in a few bytes: a day of video has millions of them."""
 
-    def __init__(self, codec: str, container: str) -> None:
-        self._codec = codec
-        self._never_zero = codec in _NEVER_ZERO
-        self._has_lengths = codec in _ESCAPED and container.startswith(("mov", "matroska"))
+    def __init__(self, stream: av.video.stream.VideoStream, container: str) -> None:
+        context = stream.codec_context
+        self._codec = context.name
+        self._never_zero = self._codec in _NEVER_ZERO
+        self._lengths = length_bytes(self._codec, context.extradata)
         self._is_transport = container == "mpegts"
+        self._header = context.extradata or b""
+        self._is_changed = False
+        self._zero_tails: list[int] = []
         self.stamps = array("q")
         self.flags = bytearray()
         self.formats: set[bytes] = set()
+        self.needs_all = False
         self.gaps: list[int] = []
         self.blank = 0
         self.encrypted = False
@@ -81,9 +90,7 @@ class _Columns:
         if number == 0:
             self.encrypted = packet.has_sidedata("encryption_info")
         data = memoryview(packet)
-        is_blank = self._never_zero and (
-            not any(data[:_HOLE_BYTES]) or (self._has_lengths and not any(data[-_HOLE_BYTES:]))
-        )
+        is_blank = self._never_zero and not any(data[:_HOLE_BYTES])
         is_key = packet.is_keyframe and not is_blank
         is_hidden = packet.is_discard or is_blank or _is_hidden(self._codec, data)
         pts, dts = packet.pts, packet.dts
@@ -92,17 +99,52 @@ class _Columns:
         self.stamps.append(packet.duration or 0)
         self.flags.append(is_key | (not is_hidden) << 1)
         if is_key:
-            self.formats |= _picture_format(self._codec, data)
+            if packet.has_sidedata("new_extradata"):
+                self._note_header(bytes(packet.get_sidedata("new_extradata")))
+            self._note_formats(data)
         if is_blank:
-            self.blank += 1
-            self.gaps.append(number)
+            if self._zero_tails[-1:] == [number - 1]:
+                self._blank_out(number - 1)
+            self._blank_out(number)
+        elif self._lengths and not any(data[-_HOLE_BYTES:]):
+            self._zero_tails.append(number)
         self.ends_broken = packet.is_corrupt
         # Other containers mark the last packet only, when the file ends inside of it.
         if self.ends_broken and self._is_transport:
             # The mark of a transport stream comes up to one picture early.
             self.gaps.append(number + 2)
 
+    def _blank_out(self, number: int) -> None:
+        """A packet lies in a hole of the file. Zeros at the end alone may be padding."""
+        self.flags[number] = 0
+        self.blank += 1
+        self.gaps.append(number)
+
+    def _note_header(self, header: bytes) -> None:
+        """The container gives a new header for the decoder: what it names is another format."""
+        self.formats |= {self._header, header}
+        self._header = header
+
+    def _note_formats(self, data: memoryview) -> None:
+        if self._codec not in _PARAMETER_SETS:
+            self.formats |= _picture_format(self._codec, data)
+            # Its decoder compares heights with the first picture's to tell fields from pictures.
+            self.needs_all |= self._codec == "mjpeg" and len(self.formats) > 1
+            return
+        start = bytes(data[:_HEADER_BYTES])
+        kinds = _PARAMETER_SETS[self._codec]
+        sets = list(parameter_sets(self._codec, start, self._lengths, kinds))
+        if sets and not self._header:
+            self._header = b"".join(unit for _, unit in sets)
+        for kind, unit in sets:
+            if kind == kinds[0]:
+                self.formats.add(unit)
+            self._is_changed |= unit not in self._header
+        self.needs_all |= self._is_changed and not sets
+
     def finish(self) -> PacketScan:
+        if self._zero_tails == [len(self.flags) - 1]:
+            self._blank_out(len(self.flags) - 1)
         stamps = np.frombuffer(self.stamps, dtype=np.int64).reshape(-1, 3)
         flags = np.frombuffer(self.flags, dtype=np.uint8)
         is_shown = flags & 2 > 0
@@ -116,6 +158,7 @@ class _Columns:
             is_key=flags & 1 > 0,
             is_shown=is_shown,
             formats=len(self.formats),
+            needs_all=self.needs_all,
             gaps=self.gaps,
             cut_short=cut_short,
             blank=self.blank,
@@ -131,7 +174,7 @@ def scan_packets(
     Damage ends the scan where the container can't be followed.
     """
     silence_other_streams(container, stream)
-    columns = _Columns(stream.codec_context.name, container.format.name)
+    columns = _Columns(stream, container.format.name)
     try:
         for packet in filled_packets(container, stream):
             columns.add(packet)
@@ -143,7 +186,9 @@ def scan_packets(
 
 
 def _is_hidden(codec: str, data: memoryview) -> bool:
-    """Whether a packet only holds a reference picture that is never shown (VP8 and VP9)."""
+    """Whether a packet holds no picture: a reference never shown (VP8, VP9), a header (Theora)."""
+    if codec == "theora":
+        return data[0] >> 7 == 1
     if codec not in ("vp8", "vp9"):
         return False
     first = data[0]
@@ -163,6 +208,6 @@ def _picture_format(codec: str, data: memoryview) -> set[bytes]:
         return {bytes(data[6:10])}
     if codec == "vp9":
         return {bytes(data[4:9])}
-    pattern = _SEQUENCE_HEADER.get(codec)
-    found = pattern.search(bytes(data[:2048])) if pattern else None
+    pattern = _SEQUENCE_HEADERS.get(codec)
+    found = pattern.search(data[:_HEADER_BYTES]) if pattern else None
     return {found[1]} if found else set()

@@ -167,7 +167,7 @@ def _assemble(
         scan,
         times,
         may_seek=may_seek,
-        in_order=first.pixel_format == "pal8" or codec in _STRAIGHT_CODECS,
+        in_order=first.pixel_format == "pal8" or codec in _STRAIGHT_CODECS or scan.needs_all,
         reorders=first.reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
     )
     return VideoInfo(

@@ -119,7 +119,7 @@ def check_pictures(info: VideoInfo) -> ReadReport:
             pass
         return report
     report.pictures = info.frame_count
-    walk = Walk(info.path, info.stream_index, info.timeline)
+    walk = Walk(info.path, info.stream_index, info.timeline, info.times)
     try:
         for walked in walk.fetch(range(info.frame_count)):
             if walked.shown != walked.picture:

@@ -31,6 +31,7 @@ class Timeline:
         packet: (pictures,) number of the packet that holds the picture.
         keys: numbers of the packets at which decoding may start, ascending.
         key_of: (pictures,) position in ``keys`` of the last one that gives the picture right.
+        resets: numbers of all key packets, ascending; damage ends there.
         damaged: spans of packets, from the first up to before the last, known to be damaged.
         walk: ``seek`` may jump in the file; ``skip`` reads on but leaves out packets; ``straight``
             decodes everything from the start; ``count`` does so too, and knows a picture only by
@@ -42,6 +43,7 @@ class Timeline:
     packet: np.ndarray
     keys: np.ndarray
     key_of: np.ndarray
+    resets: np.ndarray
     damaged: tuple[tuple[int, int], ...]
     walk: Walk
 
@@ -151,7 +153,7 @@ def build_timeline(
     packets = len(scan.pts)
     picture = np.full(packets, -1, dtype=np.int64)
     picture[times.order] = np.arange(len(times.order))
-    keys = np.flatnonzero(scan.is_key)
+    keys = resets = np.flatnonzero(scan.is_key)
     damaged = damaged_spans(scan)
     shown_pts = scan.pts[times.order]
     has_times = not (shown_pts == NO_TIME).any() and not (scan.pts[keys] == NO_TIME).any()
@@ -160,24 +162,37 @@ def build_timeline(
         walk: Walk = "straight" if has_times else "count"
         keys = np.zeros(1, dtype=np.int64)
         key_of = np.zeros(len(times.order), dtype=np.int64)
-        return Timeline(scan.pts, picture, times.order, keys, key_of, damaged, walk)
+        return Timeline(scan.pts, picture, times.order, keys, key_of, resets, damaged, walk)
     is_unique = len(np.unique(scan.pts)) == packets
     walk = "seek" if may_seek and is_unique and not times.restarts else "skip"
     # Pictures that are stored behind a key packet and shown before it need the group before.
     key_of = np.maximum(np.searchsorted(keys, times.order, side="right") - 1, 0)
     leads = (scan.pts[keys[key_of]] > shown_pts) & (key_of > 0)
     key_of = np.where(leads, key_of - 1, key_of)
-    return Timeline(scan.pts, picture, times.order, keys, key_of, damaged, walk)
+    return Timeline(scan.pts, picture, times.order, keys, key_of, resets, damaged, walk)
+
+
+def next_reset(resets: np.ndarray, number: int, packets: int) -> int:
+    """The first key packet behind a packet; the number of packets where none is left."""
+    place = int(np.searchsorted(resets, number, side="right"))
+    return int(resets[place]) if place < len(resets) else packets
+
+
+def leading_packets(pts: np.ndarray, resets: np.ndarray, key: int) -> np.ndarray:
+    """Packets behind a key packet whose pictures are shown before it, and need the group before."""
+    if key >= len(pts):
+        return np.empty(0, dtype=np.int64)
+    end = next_reset(resets, key, len(pts))
+    return key + np.flatnonzero((pts[key:end] < pts[key]) & (pts[key:end] != NO_TIME))
 
 
 def damaged_spans(scan: PacketScan) -> tuple[tuple[int, int], ...]:
     """Packets that are built on lost data: behind each gap, up to the next key packet."""
     keys = np.flatnonzero(scan.is_key)
-    spans = []
+    spans: list[tuple[int, int]] = []
     for gap in scan.gaps:
         # At a splice a key packet follows at once, and nothing is damaged.
-        later = keys[keys >= gap]
-        end = int(later[0]) if len(later) else len(scan.pts)
+        end = next_reset(keys, gap - 1, len(scan.pts))
         if scan.is_shown[gap:end].any() and not (spans and gap < spans[-1][1]):
             spans.append((gap, end))
     return tuple(spans)

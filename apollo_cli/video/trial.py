@@ -14,6 +14,7 @@ from apollo_cli.video.feed import Feed
 from apollo_cli.video.opening import shown
 from apollo_cli.video.packets import NO_TIME, PacketScan
 from apollo_cli.video.picture import Turn, read_turn
+from apollo_cli.video.timeline import leading_packets
 from apollo_cli.video.tonemap import is_hdr
 
 _PACKETS = 6
@@ -30,8 +31,8 @@ class FirstPictures:
         turn: from the display matrix.
         interlaced, hdr: flags of the first picture.
         reorders: the decoder holds pictures back, to put them into another order.
-        undecodable: (packets,) bool: in front of the first key packet, or shown before it and
-            built on pictures that are not in the file.
+        undecodable: (packets,) bool: in front of the first key packet, or behind it and built on
+            pictures that are not in the file.
     """
 
     size: tuple[int, int]
@@ -53,12 +54,15 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
     start = int(keys[0]) if len(keys) else 0
     undecodable = np.zeros(len(scan.pts), dtype=bool)
     undecodable[:start] = True
-    leads = scan.is_shown & (scan.pts < scan.pts[start]) & (scan.pts != NO_TIME) & ~undecodable
+    leads = np.zeros_like(undecodable)
+    leads[leading_packets(scan.pts, keys, start)] = True
+    leads &= scan.is_shown
     last = int(np.flatnonzero(leads)[-1]) if leads.any() else start
     stop = min(start + _MOST_PACKETS, last + _PACKETS)
     came: set[int] = set()
     first: av.VideoFrame | None = None
     pictures: list[tuple[int, av.VideoFrame]] = []
+    is_sound = True
     feed = Feed(path, stream_index)
     try:
         feed.skip_to(start)
@@ -66,6 +70,7 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
             packet = feed.read()
             pictures = feed.drain() if packet is None else feed.decode(packet)
             came.update(number for number, _ in pictures)
+            is_sound &= not feed.is_broken
             if first is None and pictures:
                 first = pictures[0][1]
             if packet is None:
@@ -75,7 +80,11 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
         feed.close()
     if first is None:
         raise MediaError(f"{shown(path)}: no picture can be decoded", "it may be damaged")
-    undecodable |= leads & ~np.isin(np.arange(len(leads)), list(came))
+    numbers = np.arange(len(scan.pts))
+    undecodable |= leads & ~np.isin(numbers, list(came))
+    if is_sound and came and (shown_first := scan.pts[min(came)]) != NO_TIME:
+        # Where no picture stands alone, the decoder holds back all until the whole is refreshed.
+        undecodable |= (numbers < min(came)) & (scan.pts < shown_first)
     found = FirstPictures(
         size=(first.width, first.height),
         pixel_format=first.format.name,

@@ -1,4 +1,4 @@
-"""The same coded pictures have the same times and are read right, whichever container holds them."""
+"""The same coded pictures have the same times and pictures in every container that holds them."""
 
 from __future__ import annotations
 

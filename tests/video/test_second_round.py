@@ -1,0 +1,108 @@
+"""Files that were read wrongly once: right pictures at right times, and a word on what is odd."""
+
+from __future__ import annotations
+
+from fractions import Fraction
+from pathlib import Path
+
+import av
+import numpy as np
+import pytest
+
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.probe import probe
+from apollo_cli.video.reader import ReadReport, read_frames
+from tests.cases import FOLDER
+from tests.cases.marker import read_marker
+from tests.video.made import make_film, marked_frame
+
+# Name: number of pictures, those that are damaged, and a word of the warnings.
+FILES: dict[str, tuple[int, list[int], str]] = {
+    "concat_flv_size.flv": (60, [], "size or format changes"),
+    "mjpeg_size_change.mkv": (60, [], "size or format changes"),
+    "trail_zeros.mp4": (60, [], ""),
+    "concat_ogv.ogv": (60, [], "starts again"),
+    "c1_006_flip_ffv1.mkv": (30, [9, 10, 11], ""),
+    "c1_004_flip_mjpeg.avi": (30, [27], ""),
+    "drift_nonref_len.mp4": (900, [329], ""),
+    "drift_ref_len.mp4": (900, list(range(331, 600)), ""),
+    "intra_refresh_nostart.ts": (52, [], "the first 48 pictures can't be decoded"),
+}
+# What is drawn into the first picture; the last one's marks are all drawn alike.
+FIRST_MARKS = {"intra_refresh_nostart.ts": 98}
+
+
+def read_marks(info: VideoInfo, indices: list[int]) -> tuple[list, list[int]]:
+    """Time and mark of each picture, and which are damaged."""
+    report = ReadReport()
+    seen = {}
+    for frame in read_frames(info, info.times[indices], report=report):
+        mark = read_marker(frame.rgb)
+        seen[frame.position] = (frame.seconds, mark and mark.number)
+    damaged = np.flatnonzero(np.isin(info.times, report.damaged_seconds)).tolist()
+    return [seen[k] for k in range(len(indices))], damaged
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
+    count, damaged, said = FILES[name]
+    info = probe(FOLDER / name)
+    assert info.frame_count == count
+    assert said in " ".join(info.warnings)
+    whole, found = read_marks(info, list(range(count)))
+    assert found == damaged
+    sound = np.setdiff1d(np.arange(count), damaged)
+    for index, (seconds, mark) in enumerate(whole):
+        nearest = np.abs(info.times[sound] - info.times[index]).min()
+        assert abs(seconds - info.times[index]) == pytest.approx(nearest)
+        shown = int(np.argmin(np.abs(info.times - seconds)))
+        assert mark == shown + FIRST_MARKS.get(name, 0)
+    for index in {0, count // 2, *range(5, count, max(7, count // 6)), *damaged[:2], count - 1}:
+        assert read_marks(info, [index])[0] == [whole[index]], index
+
+
+def test_a_header_that_is_sent_once_reaches_every_picture_behind_it(tmp_path: Path):
+    path = tmp_path / "once.ts"
+    with av.open(str(path), "w") as container:
+        stream = container.add_stream("libx264", rate=30)
+        stream.width, stream.height, stream.pix_fmt = 160, 90, "yuv420p"
+        for part, size in enumerate([(160, 90), (96, 64)]):
+            encoder = av.CodecContext.create("libx264", "w")
+            encoder.width, encoder.height = size
+            encoder.pix_fmt, encoder.time_base, encoder.framerate = (
+                "yuv420p",
+                Fraction(1, 30),
+                Fraction(30),
+            )
+            encoder.gop_size, encoder.options = 5, {"bf": "0", "x264-params": "scenecut=0"}
+            packets = []
+            for number in range(30):
+                frame = marked_frame(30 * part + number, 0, size).reformat(format="yuv420p")
+                frame.pts, frame.time_base = 30 * part + number, Fraction(1, 30)
+                packets += encoder.encode(frame)
+            for number, packet in enumerate([*packets, *encoder.encode()]):
+                data = bytes(packet)
+                if number and packet.is_keyframe:
+                    data = data[data.rindex(b"\0\0\1\x65") :]
+                bare = av.Packet(data)
+                bare.pts, bare.dts, bare.time_base = packet.pts, packet.dts, Fraction(1, 30)
+                bare.is_keyframe, bare.stream = packet.is_keyframe, stream
+                container.mux(bare)
+    info = probe(path)
+    assert info.frame_count == 60
+    assert "size or format changes" in " ".join(info.warnings)
+    for index in (3, 29, 30, 37, 59):
+        assert read_marks(info, [index])[0] == [(info.times[index], index)]
+
+
+def test_a_damaged_picture_without_heirs_is_lost_alone_in_mpeg_4_too(tmp_path: Path):
+    path = make_film(tmp_path / "film.avi", gop=30, codec="mpeg4", options={"bf": "2", "b": "2M"})
+    with av.open(str(path)) as container:
+        packets = [bytes(p) for p in container.demux(container.streams.video[0]) if p.size]
+    data = path.read_bytes()
+    # The third packet is a B picture, since nothing is shown before the first.
+    at = data.index(packets[2]) + 12
+    path.write_bytes(data[:at] + b"\x55" * 12 + data[at + 12 :])
+    marks, damaged = read_marks(probe(path), list(range(60)))
+    assert damaged == [1]
+    assert [mark for _, mark in marks] == [0, 0, *range(2, 60)]
