@@ -123,7 +123,7 @@ def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):
     (folder / "empty.mp4").unlink()
-    for name in ("cfr30.srt", "notes.TXT", "table.csv", "rows.jsonl", ".hidden.mp4"):
+    for name in ("cfr30.srt", "notes.TXT", "a.csv", "b.jsonl", ".hidden.mp4", "cfr30.apollo"):
         (folder / name).write_text("hello\n")
     output = folder / "answers"
     for _ in range(2):
@@ -133,6 +133,8 @@ def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
         "vp8.webm",
     ]
     assert "no video was given" not in capfd.readouterr().err
+    assert ask(checkpoint, str(folder), "one?") == 3
+    assert "--videos" in capfd.readouterr().err
 
 
 def test_a_failure_of_a_later_question_takes_no_answer_back(

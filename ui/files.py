@@ -17,16 +17,10 @@ from pathlib import Path
 from filelock import FileLock, Timeout
 
 from apollo_cli.errors import ApolloError, UsageError
-from apollo_cli.video.opening import shown
+from apollo_cli.video.opening import MEDIA_SUFFIXES, shown
 
 _LOG = logging.getLogger("apollo_cli.ui")
 
-# A picker shows what is likely to open; any other file can be typed.
-_LISTED = (
-    "3gp,asf,avi,avif,bmp,dv,flv,gif,h264,heic,hevc,ivf,jpeg,jpg,m2ts,m4v,mjpeg,mkv,mov,mp4,mpeg,"
-    "mpg,mts,mxf,nut,obu,ogg,ogv,png,rm,tif,tiff,ts,vob,webm,webp,wmv,y4m"
-)
-LISTED_SUFFIXES = frozenset(f".{name}" for name in _LISTED.split(","))
 _MOST_SCANNED = 20_000
 
 # How the folders of uploads are called.
@@ -234,7 +228,8 @@ class AllowedFolders:
             plain = is_folder or row.is_file()
         except OSError:
             return None
-        if not plain or not (is_folder or Path(row.name).suffix.lower() in LISTED_SUFFIXES):
+        # A picker shows what is likely to open; any other file can be typed.
+        if not plain or not (is_folder or Path(row.name).suffix.lower() in MEDIA_SUFFIXES):
             return None
         path = Path(os.path.realpath(row.path))
         if not self.covers(path):

@@ -29,22 +29,27 @@ _CLOSE_SECONDS = 0.01
 def list_videos(source: str, output: Path | None = None) -> list[str]:
     """The videos of a folder, by name, or of a text file with one path a line.
 
-    Of a folder, subtitles, texts and tables are left out, and the output itself. Paths in a text
+    Of a folder, subtitles, texts and tables are left out, the memory of a video that lies there
+    too, and the output itself. Paths in a text
     file are relative to it; empty lines and lines after ``#`` are left out.
 
     Raises:
         UsageError: there is no such folder or file, or it names no video.
     """
+    from apollo_cli.memory_record import SUFFIX
+
     place = Path(source).expanduser()
     written = output and output.absolute()
     try:
         if place.is_dir():
             files = sorted(p for p in place.iterdir() if p.is_file() and p.name[0] != ".")
-            found = [
-                str(path)
+            videos = [
+                path
                 for path in files
                 if path.suffix.lower() not in _TEXTS | _TABLES and path.absolute() != written
             ]
+            stems = {path.stem for path in videos if path.suffix != SUFFIX}
+            found = [str(p) for p in videos if p.suffix != SUFFIX or p.stem not in stems]
         else:
             lines = [line.strip() for line in place.read_text("utf-8-sig").splitlines()]
             rows = [line for line in lines if line and not line.startswith("#")]

@@ -2,14 +2,21 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator
-from dataclasses import dataclass
+import json
+import shutil
+import sys
+import textwrap
+from collections.abc import Iterable, Iterator
+from concurrent.futures import ThreadPoolExecutor, as_completed
+from contextlib import ExitStack
+from dataclasses import asdict, dataclass
 from pathlib import Path
+from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 import click
 
-from apollo_cli.commands.output import progress, say_note, write_json, write_table
+from apollo_cli.commands.output import progress, say_note
 from apollo_cli.errors import ApolloError, MediaError, UsageError
 
 if TYPE_CHECKING:
@@ -19,6 +26,8 @@ if TYPE_CHECKING:
 
 # Pictures of a short file are all decoded; of a longer one, so many that lie spread over it.
 _ALL_UP_TO, _SPREAD = 1500, 12
+_FILES_AT_ONCE = 2
+_NAMES_SHOWN = 3
 
 
 @dataclass(frozen=True)
@@ -26,11 +35,12 @@ class Finding:
     """What was found in one file.
 
     Attributes:
-        path: as it was given. verdict: ``ok``, ``odd`` or ``broken``.
+        path: as it was given, or below the folder that was given.
+        verdict: ``ok``, ``odd``, ``broken``, or ``left out`` for what is no media in a folder.
         summary: size, rate, length. remarks: why it is odd or broken, a sentence each.
     """
 
-    path: Path
+    path: str
     verdict: str
     summary: str
     remarks: tuple[str, ...]
@@ -45,56 +55,102 @@ def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -
     """Tell which video files can be trusted, and what is odd about the others.
 
     Every packet is looked at. The pictures of short files are all decoded, of longer files those
-    of a few moments spread over them; of all files all with --full.
+    of a few moments spread over them; of all files all with --full. Two files are looked at at
+    once, and each is told as soon as it is known. What is no video or image is left out of folders.
     The exit code is 3 when any file is broken.
     """
-    files = list(find_files(places, recursive))
+    files = dict(find_files(places, recursive))
     if not files:
         raise UsageError(f"{places[0]} holds no file")
-    from apollo_cli.video.guard import GuardedReader
+    found: dict[str, list[str]] = {"ok": [], "odd": [], "broken": [], "left out": []}
+    write = _write_json if as_json else _write_lines if sys.stdout.isatty() else _write_rows
+    with progress(quiet=sys.stdout.isatty()) as report:
 
-    found = []
-    with GuardedReader() as reader, progress() as report:
-        for number, path in enumerate(files, start=1):
-            found.append(check_file(reader, path, full))
-            report("check", number, len(files))
-    if as_json:
-        write_json([finding.__dict__ for finding in found])
-    else:
-        rows = [
-            [finding.verdict, finding.path.name, finding.summary, "; ".join(finding.remarks)]
-            for finding in found
-        ]
-        write_table(["VERDICT", "FILE", "WHAT IT IS", "WHAT IS ODD"], rows)
-    counts = {verdict: sum(f.verdict == verdict for f in found) for verdict in ("odd", "broken")}
-    say_note(f"{len(found)} files, {counts['odd']} odd, {counts['broken']} broken")
-    if counts["broken"]:
-        raise MediaError(f"{counts['broken']} of {len(found)} files are broken")
+        def told() -> Iterator[Finding]:
+            for number, finding in enumerate(check_files(files, full), start=1):
+                report("check", number, len(files))
+                found[finding.verdict].append(finding.path)
+                if finding.verdict != "left out":
+                    yield finding
+
+        write(told())
+    if found["left out"]:
+        say_note(f"left out, since they are no video or image: {_name(found['left out'])}")
+    count = len(files) - len(found["left out"])
+    if not count:
+        raise UsageError(f"{places[0]} holds no video or image")
+    files_ = f"{count} file{'s' * (count != 1)}"
+    say_note(f"{files_}, {len(found['odd'])} odd, {len(found['broken'])} broken")
+    if found["broken"]:
+        raise MediaError(f"{len(found['broken'])} of {files_} broken: {_name(found['broken'])}")
 
 
-def find_files(places: tuple[str, ...], recursive: bool) -> Iterator[Path]:
-    """The files of files and folders, by name; hidden ones are left out."""
+def find_files(places: Iterable[str], recursive: bool) -> Iterator[tuple[str, bool]]:
+    """The files of files and folders, by name, and whether each was named itself.
+
+    Hidden ones are left out.
+    """
+    from apollo_cli.video.opening import local_path
+
     for place in places:
         if not place:
             raise UsageError("an empty name", "a file or folder is needed")
-        path = Path(place).expanduser()
+        path = Path(local_path(place) or place).expanduser()
         if path.is_dir():
             inside = path.rglob("*") if recursive else path.iterdir()
-            yield from sorted(p for p in inside if not p.is_dir() and p.name[0] != ".")
+            for file in sorted(p for p in inside if not p.is_dir() and p.name[0] != "."):
+                yield str(file), False
         else:
-            yield path
+            # A path would make one slash of the two in a web address.
+            yield place if "://" in place and not path.exists() else str(path), True
 
 
-def check_file(reader: GuardedReader, path: Path, full: bool) -> Finding:
+def check_files(files: dict[str, bool], full: bool) -> Iterator[Finding]:
+    """What is found in each file, as soon as it is known, two at a time.
+
+    Each thread has a decoder of its own, so that a file that hangs delays no other.
+
+    Args:
+        files: names, and whether each was named by the user: all others may be no media.
+    """
+    from apollo_cli.video.guard import GuardedReader
+
+    idle: SimpleQueue[GuardedReader] = SimpleQueue()
+
+    def run(name: str) -> Finding:
+        reader = idle.get()
+        try:
+            return check_file(reader, name, full, is_named=files[name])
+        finally:
+            idle.put(reader)
+
+    with ExitStack() as readers, ThreadPoolExecutor(_FILES_AT_ONCE) as pool:
+        started = [readers.enter_context(GuardedReader()) for _ in range(_FILES_AT_ONCE)]
+        for reader in started:
+            idle.put(reader)
+        try:
+            for future in as_completed([pool.submit(run, name) for name in files]):
+                yield future.result()
+        finally:
+            # Whoever stops listening, as by Ctrl-C, waits for no file.
+            pool.shutdown(wait=False, cancel_futures=True)
+            for reader in started:
+                reader.interrupt()
+
+
+def check_file(reader: GuardedReader, name: str, full: bool, *, is_named: bool = True) -> Finding:
     """Probe a file and decode some or all of its pictures, in a child that may be ended."""
-    from apollo_cli.video.opening import shown
+    from apollo_cli.video.opening import MEDIA_SUFFIXES, shown
 
     try:
-        info = reader.probe(path)
+        info = reader.probe(name)
         report, remarks = _decode(reader, info, full), list(info.warnings)
     except ApolloError as error:
-        reason = error.message.removeprefix(shown(path)).lstrip(": ")
-        return Finding(path, "broken", "", (reason,))
+        reason = error.message
+        for start in (shown(Path(name).absolute()), shown(name)):
+            reason = reason.removeprefix(start).lstrip(": ")
+        is_media = is_named or Path(name).suffix.lower() in MEDIA_SUFFIXES
+        return Finding(name, "broken" if is_media else "left out", "", (reason,))
     width, height = info.display_size
     facts = [f"{width}x{height}", info.codec]
     if info.kind == "video":
@@ -103,7 +159,7 @@ def check_file(reader: GuardedReader, path: Path, full: bool) -> Finding:
     if report.damaged_seconds:
         remarks.append(report.describe())
     verdict = "odd" if remarks else "ok"
-    return Finding(path, verdict, ", ".join(facts), tuple(remarks))
+    return Finding(name, verdict, ", ".join(facts), tuple(remarks))
 
 
 def _decode(reader: GuardedReader, info: VideoInfo, full: bool) -> ReadReport:
@@ -118,3 +174,41 @@ def _decode(reader: GuardedReader, info: VideoInfo, full: bool) -> ReadReport:
     for _ in reader.read_frames(info, info.times[spread], report=report):
         pass
     return report
+
+
+def _write_json(found: Iterator[Finding]) -> None:
+    """A list, whose entries come as they are known."""
+    start = "["
+    for finding in found:
+        click.echo(start + json.dumps(asdict(finding), indent=2, ensure_ascii=False), nl=False)
+        start = ",\n"
+    click.echo("[]" if start == "[" else "]")
+
+
+def _write_rows(found: Iterator[Finding]) -> None:
+    from apollo_cli.video.opening import shown
+
+    click.echo("\t".join(["VERDICT", "FILE", "WHAT IT IS", "WHAT IS ODD"]))
+    for one in found:
+        # A tab or line break in a name would make another row of it.
+        click.echo("\t".join([one.verdict, shown(one.path), one.summary, "; ".join(one.remarks)]))
+
+
+def _write_lines(found: Iterator[Finding]) -> None:
+    """For a terminal of any width: the verdict in a column of its own, the rest beside it."""
+    from apollo_cli.video.opening import shown
+
+    width, indent = shutil.get_terminal_size().columns, " " * 8
+    for finding in found:
+        click.echo(f"{finding.verdict:8}{shown(finding.path)}")
+        for text in filter(None, [finding.summary, *finding.remarks]):
+            click.echo(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent))
+
+
+def _name(paths: list[str]) -> str:
+    """The first few of many files, by name."""
+    from apollo_cli.video.opening import shown
+
+    first = ", ".join(shown(path) for path in sorted(paths)[:_NAMES_SHOWN])
+    more = len(paths) - _NAMES_SHOWN
+    return f"{first} and {more} more" if more > 0 else first

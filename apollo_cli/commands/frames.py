@@ -2,11 +2,14 @@
 
 from __future__ import annotations
 
+import itertools
+import os
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.atomic import make_whole
 from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
     Moment,
@@ -20,9 +23,10 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     import numpy as np
-    from PIL.Image import Image
+    from PIL.Image import Image as Picture
 
 _SHEET_WIDTH, _SHEET_COLUMNS, _CAPTION_HEIGHT = 240, 8, 16
+_MOST_SHEET_HEIGHT = 4 * _SHEET_WIDTH
 
 
 @click.command()
@@ -40,6 +44,11 @@ def frames(
 
     Without --at these are the pictures of the clips that the model would be shown.
     """
+    import numpy as np
+    from PIL import Image
+
+    from apollo_cli.video.reader import ReadReport, find_pictures
+
     sampling, reading = read_sampling(flags), read_reading(flags)
     with start_reader(reading) as reader, progress() as report:
         info = reader.probe(video, stream=reading.stream, image_fps=reading.image_fps)
@@ -60,30 +69,39 @@ def frames(
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:
             raise UsageError(f"-o {output} is no folder ({error.strerror})") from error
-        pictures: list[tuple[float, np.ndarray]] = []
-        count = 0
-        for frame in reader.read_frames(info, wanted, reading):
-            count += 1
+        for warning in info.warnings:
+            say_note(f"{info.path.name}: {warning}")
+        # A name has 255 bytes at most.
+        stem = os.fsencode(info.path.stem)[:120].decode(errors="ignore")
+        thumbnails: list[tuple[float, np.ndarray]] = []
+        targets: set[Path] = set()
+        # A short video shows a picture several times in a clip; one file is enough.
+        pictures = np.unique(find_pictures(info, np.asarray(wanted, np.float64), reading.fast))
+        found = ReadReport()
+        for frame in reader.read_frames(info, info.times[pictures], reading, report=found):
             if sheet:
-                pictures.append((frame.seconds, _thumbnail(frame.rgb)))
+                thumbnails.append((frame.seconds, _thumbnail(frame.rgb)))
             else:
-                click.echo(_save(frame.rgb, output, info.path.stem, frame.seconds))
-            report("decode", count, len(wanted))
+                target = output / f"{stem}-{frame.seconds:09.3f}.png"
+                for number in itertools.count(2):
+                    if target not in targets:
+                        break
+                    target = output / f"{stem}-{frame.seconds:09.3f}-{number}.png"
+                targets.add(target)
+                click.echo(_save(Image.fromarray(frame.rgb), target))
+            report("decode", frame.position + 1, len(pictures))
     if sheet:
-        target = output / f"{info.path.stem}-sheet.png"
-        _contact_sheet(pictures).save(target)
-        click.echo(target)
-    say_note(f"{count} pictures of {info.path.name}")
+        click.echo(_save(_contact_sheet(thumbnails), output / f"{stem}-sheet.png"))
+    if found.damaged_seconds:
+        say_note(f"{info.path.name}: {found.describe()}")
+    plural = "s" * (len(pictures) != 1)
+    say_note(f"{len(pictures)} picture{plural} of {info.path.name}")
 
 
-def _save(rgb: np.ndarray, folder: Path, stem: str, seconds: float) -> Path:
-    from PIL import Image
-
-    target = folder / f"{stem[:120]}-{seconds:09.3f}.png"
+def _save(picture: Picture, target: Path) -> Path:
     try:
-        Image.fromarray(rgb).save(target)
+        make_whole(target, lambda fresh: picture.save(fresh, format="PNG"))
     except OSError as error:
-        target.unlink(missing_ok=True)
         raise UsageError(f"{target} cannot be written ({error.strerror or error})") from error
     return target
 
@@ -92,11 +110,13 @@ def _thumbnail(rgb: np.ndarray) -> np.ndarray:
     import numpy as np
     from PIL import Image
 
-    height = max(1, round(rgb.shape[0] * _SHEET_WIDTH / rgb.shape[1]))
-    return np.asarray(Image.fromarray(rgb).resize((_SHEET_WIDTH, height)))
+    height, width = rgb.shape[:2]
+    scale = min(_SHEET_WIDTH / width, _MOST_SHEET_HEIGHT / height)
+    size = max(1, round(width * scale)), max(1, round(height * scale))
+    return np.asarray(Image.fromarray(rgb).resize(size))
 
 
-def _contact_sheet(pictures: list[tuple[float, np.ndarray]]) -> Image:
+def _contact_sheet(pictures: list[tuple[float, np.ndarray]]) -> Picture:
     """All pictures in rows, each above its time."""
     from PIL import Image, ImageDraw
 

@@ -23,6 +23,13 @@ ALLOWED_FORMATS = (
     "yuv4mpegpipe,h264,hevc,vvc,m4v,vc1,av1,mjpeg"
 )
 
+# How files that hold pictures are usually called; content decides, not this.
+_USUAL = (
+    "3gp,apng,asf,avi,avif,bmp,dv,flv,gif,h264,heic,hevc,ivf,jpeg,jpg,m2ts,m2v,m4v,mjpeg,mkv,mov,"
+    "mp4,mpeg,mpg,mts,mxf,nut,obu,ogg,ogv,png,rm,tif,tiff,ts,vob,webm,webp,wmv,y4m"
+)
+MEDIA_SUFFIXES = frozenset(f".{name}" for name in _USUAL.split(","))
+
 _SNIFF_BYTES = 4096
 
 _IMAGE_STARTS = (
@@ -74,7 +81,7 @@ def resolve_file(path: str | Path) -> Path:
         if os.path.islink(path):
             target = os.readlink(path)
             raise MediaError(f"{shown(path)} is a link to {shown(target)}, no such file") from None
-        if local := _local_path(str(path)):
+        if local := local_path(str(path)):
             return resolve_file(local)
         if "://" in str(path):
             raise MediaError(
@@ -91,7 +98,8 @@ def resolve_file(path: str | Path) -> Path:
         raise MediaError(
             f"{shown(path)} is a folder",
             "a video or image file is needed",
-            "for a folder of images say how many make a second: --image-fps",
+            "apollo ask --videos asks about each video of a folder; --image-fps takes its images "
+            "as the pictures of one video",
         )
     if not stat.S_ISREG(status.st_mode):
         what = "named pipe" if stat.S_ISFIFO(status.st_mode) else "device or socket"
@@ -103,7 +111,7 @@ def resolve_file(path: str | Path) -> Path:
     return absolute
 
 
-def _local_path(address: str) -> str:
+def local_path(address: str) -> str:
     """The path that a file:// address of this machine names, else empty."""
     name = address.removeprefix("file:")
     if name == address:
