@@ -244,7 +244,8 @@ class Apollo:
                 "allowed are --from, --to and --max-clips",
                 "ask the video itself for another sampling",
             )
-        memory = load_memory(Path(path), self.watcher.fingerprint, self.located.name)
+        own = self.watcher.fingerprint, self.located.name, self.network.config
+        memory = load_memory(Path(path), *own)
         memory = replace(memory, tokens=memory.tokens.to(self.network.device))
         if reading.subtitles not in ("none", "auto"):
             lines = read_subtitles(reading.subtitles)

@@ -22,13 +22,17 @@ from safetensors import SafetensorError, safe_open
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import MediaError, WeightsError
-from apollo_cli.memory_record import RECORD_KEY, MemoryRecord, read_record
+from apollo_cli.memory_record import MOST_SECONDS, RECORD_KEY, MemoryRecord, read_record
+from apollo_cli.model.config import NetworkConfig
 from apollo_cli.spoken import Spoken
+from apollo_cli.values import list_of, number, row_of, whole
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import Subtitle
 from apollo_cli.video_memory import VideoMemory
 
 DTYPES = {torch.float32: "F32", torch.bfloat16: "BF16", torch.float16: "F16"}
+# Clips that are written, and the times of their damaged pictures.
+_COUNTER = row_of(whole(0), list_of(number(-MOST_SECONDS, MOST_SECONDS)))
 # Room for what is only known at the end, such as damaged pictures.
 _SPARE_BYTES = 4096
 
@@ -94,12 +98,12 @@ class MemoryWriter:
         try:
             with self.part.open("rb") as file:
                 same = file.read(len(self._header)) == self._header
-            count, damaged = json.loads(self.counter.read_text()) if same else (0, [])
-        except (OSError, ValueError, TypeError):
-            same, count, damaged = False, 0, []
+            count, damaged = _COUNTER(json.loads(self.counter.read_text())) if same else (0, ())
+        except (OSError, ValueError, RecursionError):
+            same, count, damaged = False, 0, ()
         if not same:
             self.start_over()
-        return min(max(count, 0), self.clips), damaged
+        return min(count, self.clips), list(damaged)
 
     def start_over(self) -> None:
         """Forget what an earlier run wrote."""
@@ -171,12 +175,13 @@ def _read_tensors(path: Path) -> tuple[torch.Tensor, np.ndarray]:
         return file.get_tensor("tokens"), file.get_tensor("times").numpy()
 
 
-def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
+def load_memory(path: Path, fingerprint: str, model: str, config: NetworkConfig) -> VideoMemory:
     """Load a memory for a model.
 
     Args:
         path: a file that ``MemoryWriter`` finished.
         fingerprint: of the model that will be asked. model: its name, for the error.
+        config: its shape.
 
     Raises:
         MediaError: the file is missing, damaged, or not a video memory.
@@ -196,6 +201,17 @@ def load_memory(path: Path, fingerprint: str, model: str) -> VideoMemory:
         sound = _digest(path, header_bytes) == record.digest
     except (SafetensorError, OSError) as error:
         raise MediaError(f"{path.name}: damaged ({error})") from error
+    token = (config.visual_tokens_per_clip, config.connector.text_width)
+    # What is forged has the right digest too.
+    sound = (
+        sound
+        and tokens.shape == (record.clips, *token)
+        and tokens.dtype in DTYPES
+        and bool(tokens.isfinite().all())
+        and times.shape == (record.clips, config.frames_per_clip)
+        and times.dtype == np.float64
+        and bool((np.abs(times) <= MOST_SECONDS).all())
+    )
     if not sound:
         raise MediaError(f"{path.name}: damaged", next_step="remember the video again")
     plan = ClipPlan(

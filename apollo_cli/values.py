@@ -133,6 +133,17 @@ def list_of(check: Check, *, count: int | None = None, once: bool = False) -> Ch
     return check_all
 
 
+def row_of(*checks: Check) -> Check:
+    """A list with one value for each check."""
+
+    def check_all(value: Any) -> tuple[Any, ...]:
+        if not isinstance(value, list) or len(value) != len(checks):
+            raise ValueError(f"allowed is a list of {len(checks)}")
+        return tuple(check(item) for check, item in zip(checks, value, strict=True))
+
+    return check_all
+
+
 def table(value: Any) -> dict[str, Any]:
     """A JSON object."""
     if not isinstance(value, dict):

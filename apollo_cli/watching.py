@@ -199,7 +199,8 @@ class Watcher:
             return None
         try:
             os.utime(found)
-            memory = load_memory(found, self.fingerprint, self.model_name)
+            config = self.network.config
+            memory = load_memory(found, self.fingerprint, self.model_name, config)
         except (ApolloError, OSError):
             with suppress(OSError):
                 found.unlink()

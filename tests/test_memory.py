@@ -324,6 +324,8 @@ def test_an_hour_of_a_3b_shape_is_small_and_read_as_it_was_written(tmp_path: Pat
 
     from apollo_cli.memory_file import MemoryWriter, load_memory
     from apollo_cli.memory_record import MemoryRecord
+    from apollo_cli.weights.registry import known_models
+    from apollo_cli.weights.shapes import released_network
 
     record = MemoryRecord("m", "f", "s", "/x.mp4", "video", 3600.0, 2, (0, 3600), 2.0, 1800, 1800)
     target = tmp_path / "hour.apollo"
@@ -333,7 +335,8 @@ def test_an_hour_of_a_3b_shape_is_small_and_read_as_it_was_written(tmp_path: Pat
         writer.add(torch.full((100, 32, 2048), float(first), dtype=torch.bfloat16), times)
     writer.finish(())
     assert target.stat().st_size < 240e6
-    memory = load_memory(target, "f", "m")
+    config = released_network(known_models()["apollo-3b"]).config
+    memory = load_memory(target, "f", "m", config)
     assert memory.tokens[150, 0, 0] == 100
     assert memory.times[-1, -1] == 3599.5
     assert read_record(target).wanted_clips == 1800

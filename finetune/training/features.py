@@ -120,10 +120,8 @@ class FeatureStore:
         if names is None:
             return None
         try:
-            return [
-                load_memory(self.folder / name, self._fingerprint, self._model_name)
-                for name in names
-            ]
+            own = self._fingerprint, self._model_name, self._network.config
+            return [load_memory(self.folder / name, *own) for name in names]
         except ApolloError:
             return None
 
