@@ -19,7 +19,7 @@ from apollo_cli.video import progress
 from apollo_cli.video.images import walk_image
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import shown
+from apollo_cli.video.opening import check_unchanged, shown, unchanged
 from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.walk import Walk
 
@@ -76,6 +76,13 @@ def read_pictures(
         MediaError: nothing can be decoded, or the decoder would not give these pictures right.
         UsageError: the decoder is not installed, or cannot be loaded.
     """
+    with unchanged(info.path, info.identity):
+        for read in _pictures(info, pictures, decoder):
+            check_unchanged(info.path, info.identity)
+            yield read
+
+
+def _pictures(info: VideoInfo, pictures: list[int], decoder: Decoder) -> Iterator[ReadPicture]:
     if info.files:
         yield from _read_files(info.files, pictures)
     elif info.timeline is None:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 import os
 import selectors
+import signal
 import subprocess
 import sys
 import time
@@ -26,12 +27,17 @@ from apollo_cli.video.channel import Slot, create_file, decode, encode
 from apollo_cli.video.info import VideoInfo, unpack_info
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
 from apollo_cli.video.opening import resolve_file, shown
+from apollo_cli.video.patience import Patience
 from apollo_cli.video.reader import DEFAULT_READING, ClipBatch, Frame, ReadReport
 from apollo_cli.video.transforms import PixelSpec
 
 _ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
 _SLOTS = 3
 _READ_BYTES = 1 << 16
+_LOOK_SECONDS = 0.25
+
+# On a busy machine the child may need long to load its libraries.
+_START_SECONDS = 300
 
 
 class GuardedReader:
@@ -41,7 +47,8 @@ class GuardedReader:
     left early is cancelled. Use it as a context manager, from one thread.
 
     Args:
-        stall_seconds: longest time without any progress before the child is ended.
+        stall_seconds: longest time without any progress before the child is ended. Its start does
+            not count, nor does time in which a busy machine does not let it work.
         limits: as in ``probe``.
     """
 
@@ -51,6 +58,7 @@ class GuardedReader:
         self._child: subprocess.Popen[bytes] | None = None
         self._slots: list[Slot] = []
         self._buffer = b""
+        self._has_started = False
         self._request = 0
         self._limit_seconds = self._deadline = math.inf
 
@@ -166,6 +174,7 @@ class GuardedReader:
             slot.close()
         self._slots = []
         self._buffer = b""
+        self._has_started = False
 
     def _start(self) -> subprocess.Popen[bytes]:
         if sys.platform == "win32":
@@ -229,16 +238,21 @@ class GuardedReader:
 
     def _hear(self, path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any]:
         assert child.stdout is not None
-        until = min(time.monotonic() + self._stall_seconds, self._deadline)
+        patience = Patience(child.pid)
         with selectors.DefaultSelector() as selector:
             selector.register(child.stdout, selectors.EVENT_READ)
             while b"\n" not in self._buffer:
-                if not selector.select(max(0.0, until - time.monotonic())):
-                    raise self._give_up(path)
+                most = self._stall_seconds if self._has_started else _START_SECONDS
+                left = min(_LOOK_SECONDS, self._deadline - time.monotonic())
+                if not selector.select(max(0.0, left)):
+                    if patience.look() >= most or time.monotonic() >= self._deadline:
+                        raise self._give_up(path)
+                    continue
                 data = os.read(child.stdout.fileno(), _READ_BYTES)
                 if not data:
                     raise self._crash(path)
                 self._buffer += data
+        self._has_started = True
         if time.monotonic() > self._deadline:
             raise self._give_up(path)
         line, self._buffer = self._buffer.split(b"\n", 1)
@@ -264,6 +278,12 @@ class GuardedReader:
         text = os.pread(self._complaints, size, 0).decode(errors="replace")
         last = text.strip().splitlines()[-1:]
         self.close()
+        if -code in (signal.SIGKILL, signal.SIGTERM):
+            return MediaError(
+                f"{shown(path)}: the decoder's process was ended from outside (signal {-code})",
+                "systems do so when memory runs out",
+                "close other programs, then try again",
+            )
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return MediaError(
             f"{shown(path)}: the decoder crashed ({', '.join([how, *last])})",
@@ -286,6 +306,7 @@ def _source(info: VideoInfo, times: Sequence[float] | np.ndarray) -> dict[str, A
         "stream": info.stream_index,
         "image_fps": image_fps,
         "times": wanted,
+        "identity": list(info.identity),
     }
 
 

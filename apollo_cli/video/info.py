@@ -34,6 +34,7 @@ class VideoInfo:
         stream_index: number of the stream among all streams of the file.
         warnings: one short sentence each, empty for a sound file.
         timeline: how the reader finds the pictures; None for images.
+        identity: of the file that was looked at, see ``opening.identify``; empty for a folder.
         files: one image a picture, for a folder of images; else empty.
     """
 
@@ -55,6 +56,7 @@ class VideoInfo:
     stream_index: int = 0
     warnings: tuple[str, ...] = ()
     timeline: Timeline | None = field(default=None, repr=False)
+    identity: tuple[int, ...] = field(default=(), repr=False)
     files: tuple[Path, ...] = field(default=(), repr=False)
 
     @property
@@ -118,6 +120,7 @@ def pack_info(info: VideoInfo) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
     fields["files"] = [str(file) for file in info.files]
     fields["stored_size"] = list(info.stored_size)
     fields["display_size"] = list(info.display_size)
+    fields["identity"] = list(info.identity)
     fields["warnings"] = list(info.warnings)
     aspect = info.sample_aspect
     fields["sample_aspect"] = None if aspect is None else [aspect.numerator, aspect.denominator]
@@ -139,6 +142,7 @@ def unpack_info(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> VideoI
         display_size=(fields["display_size"][0], fields["display_size"][1]),
         sample_aspect=None if aspect is None else Fraction(*aspect),
         warnings=tuple(fields["warnings"]),
+        identity=tuple(fields["identity"]),
         files=tuple(Path(file) for file in fields["files"]),
         **{name: fields[name] for name in _PLAIN_FIELDS},
     )

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import os
 import stat
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Literal
 from urllib.parse import unquote
@@ -118,6 +120,47 @@ def local_path(address: str) -> str:
         return ""
     name = name.removeprefix("//localhost").removeprefix("//")
     return unquote(name) if name.startswith("/") else ""
+
+
+def identify(path: Path) -> tuple[int, ...]:
+    """What tells a file from another of its name: device, number, size and time of change.
+
+    Raises:
+        MediaError: it is gone.
+    """
+    try:
+        facts = path.stat()
+    except OSError as error:
+        raise MediaError(f"{shown(path)}: {(error.strerror or 'it is gone').lower()}") from None
+    return facts.st_dev, facts.st_ino, facts.st_size, facts.st_mtime_ns
+
+
+@contextmanager
+def unchanged(path: Path, identity: tuple[int, ...]) -> Iterator[None]:
+    """Let a file be read only as long as it is the one that was looked at.
+
+    Raises:
+        MediaError: it has been changed or replaced; this also stands for what came of that.
+    """
+    try:
+        yield
+    except (MediaError, OSError):
+        check_unchanged(path, identity)
+        raise
+    check_unchanged(path, identity)
+
+
+def check_unchanged(path: Path, identity: tuple[int, ...]) -> None:
+    """See that a file is still the one that was looked at; nothing is known of it if empty.
+
+    Raises:
+        MediaError: it has been changed or replaced.
+    """
+    if identity and identify(path) != identity:
+        raise MediaError(
+            f"{shown(path)} was changed or replaced while it was read",
+            next_step="wait until it is complete, then try again",
+        )
 
 
 def sniff(path: Path) -> MediaKind:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 
 import av
@@ -17,7 +18,14 @@ from apollo_cli.video.folder import probe_folder
 from apollo_cli.video.images import read_image_facts
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
-from apollo_cli.video.opening import open_container, resolve_file, shown, sniff
+from apollo_cli.video.opening import (
+    identify,
+    open_container,
+    resolve_file,
+    shown,
+    sniff,
+    unchanged,
+)
 from apollo_cli.video.packets import PacketScan, scan_packets
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import build_timeline, order_times, typical_step
@@ -60,8 +68,16 @@ def probe(
     if image_fps is not None and os.path.isdir(path):
         return probe_folder(Path(os.path.abspath(path)), image_fps, limits)
     absolute = resolve_file(path)
-    if sniff(absolute) == "image":
-        return _probe_image(absolute, limits)
+    identity = identify(absolute)
+    with unchanged(absolute, identity):
+        is_image = sniff(absolute) == "image"
+        info = (
+            _probe_image(absolute, limits) if is_image else _probe_video(absolute, stream, limits)
+        )
+    return replace(info, identity=identity)
+
+
+def _probe_video(absolute: Path, stream: int | None, limits: Limits) -> VideoInfo:
     with open_container(absolute) as container:
         picked = pick_stream(container, absolute, stream)
         # Matroska loads its index at the first seek; mov has all of it when it isn't fragmented.

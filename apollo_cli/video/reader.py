@@ -11,7 +11,7 @@ from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.backends import read_pictures
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.opening import shown
+from apollo_cli.video.opening import shown, unchanged
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
 
@@ -121,9 +121,10 @@ def check_pictures(info: VideoInfo) -> ReadReport:
     report.pictures = info.frame_count
     walk = Walk(info.path, info.stream_index, info.timeline, info.times)
     try:
-        for walked in walk.fetch(range(info.frame_count)):
-            if walked.shown != walked.picture:
-                report.damaged_seconds.append(float(info.times[walked.picture]))
+        with unchanged(info.path, info.identity):
+            for walked in walk.fetch(range(info.frame_count)):
+                if walked.shown != walked.picture:
+                    report.damaged_seconds.append(float(info.times[walked.picture]))
     finally:
         walk.close()
     return report

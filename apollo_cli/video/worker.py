@@ -13,6 +13,7 @@ import sys
 import threading
 from collections.abc import Iterator
 from dataclasses import asdict
+from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -23,6 +24,7 @@ from apollo_cli.video import progress
 from apollo_cli.video.channel import Slot, decode, encode
 from apollo_cli.video.info import VideoInfo, pack_info
 from apollo_cli.video.limits import Limits
+from apollo_cli.video.opening import unchanged
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, check_pictures, read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec
@@ -46,7 +48,7 @@ class Worker:
         self._free: queue.SimpleQueue[int] = queue.SimpleQueue()
         self._requests: queue.SimpleQueue[dict[str, Any]] = queue.SimpleQueue()
         self._cancelled = -1
-        self._infos: dict[tuple[str, int, int, int], VideoInfo] = {}
+        self._infos: dict[tuple[str, int, tuple[int, ...]], VideoInfo] = {}
         self._out = os.fdopen(os.dup(1), "wb", buffering=0)
         self._writing = threading.Lock()
         # What a library prints must not be taken for an answer.
@@ -131,31 +133,27 @@ class Worker:
                 yield fields, {**batch.pixels, "times": batch.times}
 
     def _probe(self, request: dict[str, Any]) -> VideoInfo:
-        facts = _facts(request["path"])
         info = probe(
             request["path"],
             stream=request["stream"],
             image_fps=request["image_fps"],
             limits=Limits(**request["limits"]),
         )
-        self._infos[str(info.path), info.stream_index, *facts] = info
+        self._infos[str(info.path), info.stream_index, info.identity] = info
         while len(self._infos) > _KEPT_INFOS:
             del self._infos[next(iter(self._infos))]
         return info
 
     def _info(self, request: dict[str, Any]) -> VideoInfo:
-        path = request["path"]
-        return self._infos.get((path, request["stream"], *_facts(path))) or self._probe(request)
+        """What the owner has looked at.
 
-
-def _facts(path: str) -> tuple[int, int]:
-    """Size and time of change, which tell a file from another that has taken its name."""
-    try:
-        facts = os.stat(path)
-    except OSError:
-        # The probe says what is wrong.
-        return 0, 0
-    return facts.st_size, facts.st_mtime_ns
+        Raises:
+            MediaError: the file is another one by now.
+        """
+        path, seen = Path(request["path"]), tuple(request["identity"])
+        with unchanged(path, seen):
+            known = self._infos.get((str(path), request["stream"], seen)) if seen else None
+            return known or self._probe(request)
 
 
 def _read_spec(fields: dict[str, Any]) -> PixelSpec:

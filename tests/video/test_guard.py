@@ -6,7 +6,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from shutil import copyfile
 
@@ -168,3 +168,52 @@ def test_the_child_ends_with_an_owner_that_is_killed():
         owner.kill()
         owner.wait()
     until(lambda: not is_running(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc only")
+def test_the_start_of_the_child_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1.2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with GuardedReader(stall_seconds=1) as reader:
+        assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
+
+
+@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
+def test_a_decoder_that_is_ended_from_outside_is_told_as_that(how: signal.Signals):
+    with GuardedReader() as reader:
+        info = reader.probe(FOLDER / "cfr30.mp4")
+        frames = reader.read_frames(info, info.times)
+        next(frames)
+        os.kill(reader.process_id or 0, how)
+        with pytest.raises(MediaError, match=rf"cfr30.mp4: .* from outside \(signal {how:d}\)"):
+            list(frames)
+        assert reader.probe(FOLDER / "fps240.mp4").frame_count > 0
+
+
+def overwrite(path: Path, data: bytes) -> None:
+    path.write_bytes(data)
+
+
+def exchange(path: Path, data: bytes) -> None:
+    other = path.with_name("other")
+    other.write_bytes(data)
+    os.replace(other, path)
+
+
+@pytest.mark.parametrize("change", [overwrite, exchange, lambda path, data: path.unlink()])
+@pytest.mark.parametrize("reader", [None, GuardedReader])
+def test_a_file_that_changes_while_it_is_read_is_told(
+    tmp_path: Path, guard: GuardedReader, reader: type | None, change: Callable
+):
+    other = (FOLDER / "vfr_screen.mp4").read_bytes()
+    path = Path(copyfile(FOLDER / "one_key_60s.mp4", tmp_path / "film.mp4"))
+    info = guard.probe(path)
+    read = guard.read_frames if reader else read_frames
+    frames = read(info, info.times)
+    next(frames)
+    change(path, other)
+    with pytest.raises(MediaError, match=r"film.mp4"):
+        list(frames)
+    # Nor is another file read by the times of the one that was looked at.
+    with pytest.raises(MediaError, match=r"film.mp4"):
+        next(read(info, info.times[:1]))
