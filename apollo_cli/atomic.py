@@ -9,6 +9,8 @@ from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
+from apollo_cli.errors import UsageError
+
 
 def write_whole(path: Path, content: str | bytes) -> Path:
     """Give a file a new content in one step.
@@ -47,6 +49,44 @@ def make_whole(path: Path, write: Callable[[Path], object]) -> Path:
             fresh.unlink()
         raise
     return path
+
+
+@contextmanager
+def held(path: Path, remark: Callable[[str], None]) -> Iterator[None]:
+    """Keep other runs from writing to a file while this one does.
+
+    Args:
+        remark: told where the file system has no locks; the run goes on without one.
+
+    Raises:
+        UsageError: another run writes to it, or its folder is not there.
+    """
+    from filelock import FileLock, Timeout
+
+    target = Path(os.path.realpath(path))
+    if not target.parent.is_dir():
+        raise UsageError(f"-o {path}", next_step=f"make the folder {target.parent} first")
+    if target.exists() and not target.is_file():
+        yield
+        return
+    mark = target.with_name(f".{target.name}.lock")
+    lock = FileLock(mark)
+    try:
+        lock.acquire(blocking=False)
+    except Timeout:
+        next_step = "wait for it to end, or choose another file"
+        raise UsageError(f"-o {path} is being written by another run", "", next_step) from None
+    except (OSError, NotImplementedError) as error:
+        remark(f"{path} cannot be locked ({error}): let no other run write to it")
+        yield
+        return
+    try:
+        yield
+    finally:
+        # Before the lock is given up: whoever takes it next makes a file of their own.
+        with suppress(OSError):
+            mark.unlink()
+        lock.release()
 
 
 @contextmanager

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import importlib
 import io
+import itertools
 import os
+import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -88,7 +90,17 @@ class LazyGroup(click.Group):
         if row is None:
             return None
         module, attribute = row.target.split(":")
-        return getattr(importlib.import_module(module), attribute)
+        command = getattr(importlib.import_module(module), attribute)
+        _name_variables(command, f"APOLLO_{cmd_name}")
+        return command
+
+    def resolve_command(
+        self, ctx: click.Context, args: list[str]
+    ) -> tuple[str | None, click.Command | None, list[str]]:
+        """Find the command; for a mistyped one, the error names those that are near."""
+        if args[0] in COMMANDS:
+            return super().resolve_command(ctx, args)
+        raise click.NoSuchCommand(args[0], possibilities=COMMANDS, ctx=ctx)
 
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table, without importing what it names."""
@@ -103,19 +115,38 @@ class LazyGroup(click.Group):
             raise PipeClosed from error
 
 
+def _name_variables(command: click.Command, path: str) -> None:
+    """Let each option be set by a variable: APOLLO_ASK_MAX_CLIPS is ``apollo ask --max-clips``."""
+    for option in command.params:
+        # A variable with spaces in it cannot tell where one of several values ends.
+        if isinstance(option, click.Option) and not option.multiple:
+            own = f"{path}_{max(option.opts, key=len).lstrip('-')}".upper().replace("-", "_")
+            shared = {option.envvar} if isinstance(option.envvar, str) else option.envvar or ()
+            option.envvar = list(dict.fromkeys([own, *shared]))
+    if isinstance(command, click.Group):
+        for name, child in command.commands.items():
+            _name_variables(child, f"{path}_{name}")
+
+
 @click.group(
     cls=LazyGroup,
-    context_settings={"help_option_names": ["-h", "--help"]},
-    epilog="Exit codes: 0 done, 2 usage, 3 video, 4 does not fit, 5 weights, 6 device, 7 data, "
+    context_settings={"help_option_names": ["-h", "--help"], "show_default": True},
+    epilog="Variables set options: APOLLO_ASK_MAX_CLIPS is --max-clips of apollo ask, and "
+    "APOLLO_MODEL is --model of all commands that look at videos.\n\n"
+    "Exit codes: 0 done, 2 usage, 3 video, 4 does not fit, 5 weights, 6 device, 7 data, "
     "130 interrupted.",
 )
 @click.version_option(__version__, prog_name="apollo", message="%(prog)s %(version)s")
-@click.option("--debug", is_flag=True, help="Show the whole traceback of an error.")
-def cli(debug: bool) -> None:
+@click.option(
+    "--debug", is_flag=True, envvar="APOLLO_DEBUG", help="Show the whole traceback of an error."
+)
+@click.pass_obj
+def cli(seen: dict[str, bool], debug: bool) -> None:
     """Ask questions of long local videos, on one machine.
 
     Answers go to stdout, everything else to stderr.
     """
+    seen["debug"] = debug
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
@@ -144,21 +175,23 @@ def main(arguments: Sequence[str] | None = None) -> int:
 
 
 def _run(arguments: list[str]) -> int:
-    debug = "--debug" in arguments[: _first_command(arguments)]
+    # It may stand behind the command too; what follows -- is a name.
+    end = arguments.index("--") if "--" in arguments else len(arguments)
+    seen = {"debug": "--debug" in arguments[:end]}
+    rest = [text for text in arguments[:end] if text != "--debug"] + arguments[end:]
     try:
         # Of our commands none returns a value, so an integer is the code of an early exit.
-        code = cli.main(arguments, prog_name="apollo", standalone_mode=False)
-    except click.ClickException as error:
-        command = (
-            error.ctx.command_path
-            if isinstance(error, click.UsageError) and error.ctx
-            else "apollo"
+        code = cli.main(
+            ["--debug"] * seen["debug"] + rest, "apollo", standalone_mode=False, obj=seen
         )
-        reason = " ".join(error.format_message().split()).rstrip(".")
-        _show(f"{reason}; {command} --help shows what is allowed", debug)
+    except click.ClickException as error:
+        if isinstance(error, click.exceptions.NoArgsIsHelpError):
+            click.echo(error.ctx.get_help(), err=True)
+        else:
+            _show(_usage(error) + _variables(error.format_message(), arguments), seen["debug"])
         return error.exit_code
     except ApolloError as error:
-        _show(error.message, debug)
+        _show(error.message + _variables(error.message, arguments), seen["debug"])
         return error.exit_code
     except (KeyboardInterrupt, click.Abort):
         click.echo("interrupted", err=True)
@@ -167,17 +200,37 @@ def _run(arguments: list[str]) -> int:
         raise
     except OSError as error:
         place = f": {error.filename}" if error.filename else ""
-        _show(f"{error.strerror or error}{place}", debug)
+        _show(f"{error.strerror or error}{place}", seen["debug"])
         return 1
     except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
         what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
-        _show(what if debug else f"{what}; run again with apollo --debug for the traceback", debug)
+        more = "" if seen["debug"] else "; run again with --debug for the traceback"
+        _show(what + more, seen["debug"])
         return 1
     return code if isinstance(code, int) else 0
 
 
-def _first_command(arguments: list[str]) -> int:
-    return next((i for i, text in enumerate(arguments) if text in COMMANDS), len(arguments))
+def _usage(error: click.ClickException) -> str:
+    """A mistake in the arguments on one line, with the page that tells more."""
+    context = error.ctx if isinstance(error, click.UsageError) else None
+    command = context.command_path if context else "apollo"
+    reason = " ".join(error.format_message().split()).replace(". Did you", "; did you")
+    hint = ""
+    if isinstance(error, click.NoSuchOption) and context and context.command.params:
+        hint = "; a name that begins with - is written after --"
+    return f"{reason.rstrip('.')}; {command} --help shows what is allowed{hint}"
+
+
+def _variables(message: str, arguments: list[str]) -> str:
+    """The variables of the environment that set what a message is about, if any."""
+    found = []
+    paths = ["APOLLO", *("_".join(["APOLLO", *arguments[:n]]).upper() for n in (1, 2))]
+    for path, (name, value) in itertools.product(paths, os.environ.items()):
+        flag = "--" + name.removeprefix(f"{path}_").lower().replace("_", "-")
+        if name.startswith(f"{path}_") and value and flag not in arguments:
+            is_meant = re.search(rf"{flag}(?![\w-])", message) or repr(value) in message
+            found += [name] if is_meant and name not in found else []
+    return f"; set by the variable {' and '.join(found)}" if found else ""
 
 
 def _show(message: str, debug: bool) -> None:

@@ -189,16 +189,13 @@ class Conversation:
                 ]
         return "\n".join(lines)
 
-    def save(self, path: Path) -> None:
-        """Write the talk: Markdown for ``.md``, otherwise JSON that ``restore`` reads.
+    def save(self, path: Path, text: str | None = None) -> None:
+        """Write the talk: as JSON that ``restore`` reads, or as the text that is given.
 
         Raises:
             UsageError: the file cannot be written.
         """
-        if path.suffix not in (".md", ".json"):
-            raise UsageError(f"{path.name}", "allowed are names that end in .md or .json")
-        is_text = path.suffix == ".md"
-        text = self.to_markdown() if is_text else json.dumps(self.to_dict(), indent=2) + "\n"
+        text = json.dumps(self.to_dict(), indent=2) + "\n" if text is None else text
         try:
             path.parent.mkdir(parents=True, exist_ok=True)
             write_whole(path, text)

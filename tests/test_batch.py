@@ -10,6 +10,7 @@ from shutil import copyfile
 
 import pytest
 
+from apollo_cli.atomic import held
 from apollo_cli.cli import main
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import MediaError
@@ -45,7 +46,7 @@ def rows(text: str) -> list[dict]:
 def test_a_folder_is_answered_and_a_broken_file_is_a_row_of_its_own(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):
-    code = ask(checkpoint, "--videos", str(folder), "-q", "one?", "-q", "two?")
+    code = ask(checkpoint, "--videos", str(folder), "-q", "one?", "-q", "two?", "--json")
     found = rows(capfd.readouterr().out)
     assert code == 3
     assert [Path(row["video"]).name for row in found] == [
@@ -60,7 +61,7 @@ def test_whatever_is_wrong_with_one_video_the_others_are_answered(
     talk = make_talk(folder / "b_talk.mkv")
     talk.write_bytes(talk.read_bytes().replace(b"<b>one</b>", b"\xff\xfe\xfd\xfc\xfb" * 2))
     (folder / "empty.mp4").write_bytes((CASES / "cut_middle.mp4").read_bytes()[:3000])
-    assert ask(checkpoint, "--videos", str(folder), "one?", "--subtitles", "auto") == 3
+    assert ask(checkpoint, "--videos", str(folder), "one?", "--subtitles", "auto", "--json") == 3
     found = {Path(row["video"]).name: row for row in rows(capfd.readouterr().out)}
     assert "subtitle track is damaged" in found["b_talk.mkv"]["error"]
     assert found["b_talk.mkv"]["exit_code"] == 3
@@ -125,9 +126,9 @@ def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
     (folder / "empty.mp4").unlink()
     for name in ("cfr30.srt", "notes.TXT", "a.csv", "b.jsonl", ".hidden.mp4", "cfr30.apollo"):
         (folder / name).write_text("hello\n")
-    output = folder / "answers"
+    output = folder / "answers.ndjson"
     for _ in range(2):
-        assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 0
+        assert ask(checkpoint, "--videos", str(folder), "one?", "--json", "-o", str(output)) == 0
     assert [Path(row["video"]).name for row in rows(output.read_text())] == [
         "cfr30.mp4",
         "vp8.webm",
@@ -148,7 +149,7 @@ def test_a_failure_of_a_later_question_takes_no_answer_back(
     monkeypatch.setattr(Apollo, "remarks", fail)
     (folder / "empty.mp4").unlink()
     asked = ("-q", "one?", "-q", "two?", "-q", "three?")
-    assert ask(checkpoint, "--videos", str(folder), *asked) == 3
+    assert ask(checkpoint, "--videos", str(folder), *asked, "--json") == 3
     found = rows(capfd.readouterr().out)
     assert [(row["question"], "error" in row) for row in found] == [
         ("one?", False), ("two?", True), ("three?", True),
@@ -183,6 +184,95 @@ def test_what_was_answered_before_a_stop_is_kept(
     assert "two?" not in text
 
 
+FORM_OF = {
+    "b.csv": "csv", "b.json": "jsonl", "B.JSONL": "jsonl", "b.srt": "srt", "b.md": "md",
+    "b.out": "text", "b": "text",
+}  # fmt: skip
+START = {"csv": "video,question,", "jsonl": "{", "srt": "1\n0", "md": "**", "text": "Q: "}
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize(
+    ("name", "asked"),
+    [*((name, None) for name in FORM_OF), ("b.out", "csv"), ("b.csv", "text")],
+)
+def test_the_format_follows_the_option_else_the_ending_else_text(
+    *, name: str, asked: str | None, many: bool, folder: Path, checkpoint: str
+):
+    (folder / "empty.mp4").unlink()
+    (folder / "vp8.webm").unlink()
+    output, clip = folder / name, str(folder / "cfr30.mp4")
+    videos = ["--videos", str(folder)] if many else [clip]
+    options = ["--format", asked] if asked else []
+    ask_ = [*videos, "-q", "one?", "-q", "two?", "--quiet", *options, "-o", str(output)]
+    assert ask(checkpoint, *ask_) == 0
+    text, form = output.read_text(), asked or FORM_OF[name]
+    assert text.startswith(START[form] if form != "text" or not many else f"{clip}\nQ: ")
+    assert text.count("two?") == 1
+
+
+def test_one_answer_as_text_is_what_stdout_would_show(
+    checkpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    clip, output = str(CASES / "cfr30.mp4"), tmp_path / "b.txt"
+    for options in ([], ["--choice", "red", "--choice", "blue"]):
+        assert ask(checkpoint, clip, "one?", *options) == 0
+        assert ask(checkpoint, clip, "one?", *options, "-o", str(output)) == 0
+        assert output.read_text() == capfd.readouterr().out
+
+
+def test_a_table_of_an_earlier_run_is_not_written_over(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    output = folder / "out.csv"
+    output.write_text("video,question,answer,error\n")
+    assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 2
+    assert "out.csv" in capfd.readouterr().err
+    assert output.read_text() == "video,question,answer,error\n"
+
+
+@pytest.mark.parametrize("many", [False, True])
+@pytest.mark.parametrize("name", ["a.jsonl", "a.csv"])
+def test_of_two_runs_on_one_output_the_second_is_refused(
+    *, name: str, many: bool, folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    (folder / "empty.mp4").unlink()
+    output = folder / name
+    videos = ["--videos", str(folder)] if many else [str(folder / "cfr30.mp4")]
+    with held(output, pytest.fail):
+        (folder / "link").symlink_to(output)
+        for path in (output, folder / "link"):
+            assert ask(checkpoint, *videos, "one?", "-o", str(path)) == 2
+            assert str(path) in capfd.readouterr().err
+        assert not output.exists()
+    (folder / "link").unlink()
+    assert ask(checkpoint, *videos, "one?", "-o", str(output)) == 0
+    assert output.read_text().count("one?") == (2 if many else 1)
+    # Nothing is left of the lock, and what is no plain file has none.
+    assert {p.name for p in folder.iterdir()} == {"cfr30.mp4", "vp8.webm", name}
+    assert ask(checkpoint, *videos, "one?", "-o", "/dev/null") == 0
+
+
+def test_an_output_in_a_folder_that_is_not_there_is_told_before_anything_is_read(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    output = tmp_path / "none" / "a.csv"
+    assert main(["ask", "nowhere.mp4", "one?", "-o", str(output)]) == 2
+    assert str(output.parent) in capfd.readouterr().err
+    assert not output.parent.exists()
+
+
+def test_a_note_is_said_once_a_run(
+    folder: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    (folder / "empty.mp4").unlink()
+    asked = ["--videos", str(folder), "one?", "--model", "apollo-nano", "--max-new-tokens", "2"]
+    assert main(["ask", *asked]) == 0
+    notes = capfd.readouterr().err.splitlines()
+    assert sum("apollo-nano" in note for note in notes) >= 1
+    assert len(notes) == len(set(notes))
+
+
 @pytest.mark.parametrize("output", ["questions.txt", "list.txt", "cfr30.mp4", "talk.srt"])
 def test_an_output_is_never_a_file_that_is_read(
     output: str, folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
@@ -198,7 +288,7 @@ def test_an_output_is_never_a_file_that_is_read(
     for videos in (many, [str(folder / "cfr30.mp4")], ["--videos", str(folder)]):
         if videos == many or output != "list.txt":
             assert ask(checkpoint, *videos, *arguments) == 2
-            assert f"-o {target} is" in capfd.readouterr().err
+            assert f"{target} is" in capfd.readouterr().err
         assert target.read_bytes() == before
 
 
@@ -216,7 +306,7 @@ def test_a_list_of_videos_is_relative_to_its_file(
 ):
     listed = folder / "list.txt"
     listed.write_text("# two of them\n\ncfr30.mp4\nvp8.webm\n")
-    assert ask(checkpoint, "--videos", str(listed), "one?") == 0
+    assert ask(checkpoint, "--videos", str(listed), "one?", "--json") == 0
     assert len(rows(capfd.readouterr().out)) == 2
 
 
@@ -279,7 +369,6 @@ def test_the_blind_check_is_told_and_recorded(checkpoint: str, capfd: pytest.Cap
         (("--videos", str(CASES), "a.mp4", "one?"), "one of the two"),
         (("--questions-file", "nowhere.txt"), "nowhere.txt"),
         ((str(CASES / "cfr30.mp4"), "one?", "--choice", "red"), "2 to 10"),
-        (("--videos", str(CASES), "one?", "--format", "text"), "--format text"),
         ((str(CASES / "cfr30.mp4"), "one?", "--ray", "1"), "needed are --videos"),
     ],
 )

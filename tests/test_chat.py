@@ -93,6 +93,33 @@ def test_mistakes_are_told_and_the_talk_goes_on(say: Say):
     assert json.loads(last_talk().read_text())["files"] == [CLIP]
 
 
+@pytest.mark.parametrize(
+    ("name", "start"),
+    [
+        ("t.csv", "video,question"),
+        ("t.srt", "1\n"),
+        ("t.jsonl", '{"question"'),
+        ("t.txt", "Q: one?\nA: "),
+        ("t", "Q: one?\nA: "),
+        ("T.MD", "# "),
+        ("T.JSON", "{\n"),
+    ],
+)
+def test_a_talk_is_saved_as_its_ending_says(say: Say, tmp_path: Path, name: str, start: str):
+    say("one?", "two?", f"/save {tmp_path / name}")
+    text = (tmp_path / name).read_text()
+    assert text.startswith(start)
+    assert "two?" in text
+
+
+def test_a_talk_is_never_saved_over_its_video(say: Say, tmp_path: Path):
+    clip = tmp_path / "clip.mp4"
+    clip.write_bytes(Path(CLIP).read_bytes())
+    _, told = say(f"/video {clip}", "one?", f"/save {clip}")
+    assert f"error: {clip} is" in told
+    assert clip.read_bytes() == Path(CLIP).read_bytes()
+
+
 def test_a_talk_is_saved_as_markdown_or_json(say: Say, tmp_path: Path):
     say("one?", f"/save {tmp_path / 'a talk.md'}", f"/save {tmp_path / 'talk.json'}", "/clear")
     assert "**one?**" in (tmp_path / "a talk.md").read_text()

@@ -5,6 +5,7 @@ import json
 import subprocess
 import sys
 from pathlib import Path
+from shutil import copyfile
 
 import click
 import pytest
@@ -85,13 +86,18 @@ def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(failing, caps
     assert cli.main(["fail"]) == 1
     err = capsys.readouterr().err
     assert err.count("\n") == 1
-    assert "unexpected ZeroDivisionError: by zero; run again with apollo --debug" in err
+    assert "unexpected ZeroDivisionError: by zero; run again with --debug" in err
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("zero"), MediaError("broken")])
-def test_debug_shows_the_traceback(failing, capsys, error: Exception):
+@pytest.mark.parametrize("arguments", [["--debug", "fail"], ["fail", "--debug"], ["fail"]])
+def test_debug_shows_the_traceback(
+    failing, capsys, monkeypatch: pytest.MonkeyPatch, error: Exception, arguments: list[str]
+):
     failing(error)
-    assert cli.main(["--debug", "fail"]) == getattr(error, "exit_code", 1)
+    if "--debug" not in arguments:
+        monkeypatch.setenv("APOLLO_DEBUG", "1")
+    assert cli.main(arguments) == getattr(error, "exit_code", 1)
     err = capsys.readouterr().err
     assert "Traceback (most recent call last)" in err
     assert "error: " in err
@@ -110,6 +116,110 @@ def test_wrong_usage_ends_with_2_and_writes_nothing_on_stdout(capsys, arguments:
     out, err = capsys.readouterr()
     assert out == ""
     assert "apollo" in err
+
+
+@pytest.mark.parametrize("arguments", [[], ["models"], ["finetune"], ["cache"]])
+def test_a_group_alone_shows_its_help_page_as_it_is(capsys, arguments: list[str]):
+    assert cli.main(arguments) == 2
+    shown = capsys.readouterr()
+    assert shown.out == ""
+    assert cli.main([*arguments, "--help"]) == 0
+    assert shown.err == capsys.readouterr().out
+
+
+@pytest.mark.parametrize(
+    ("arguments", "near"),
+    [
+        (["aks"], "'ask'"),
+        (["models", "shwo"], "'show'"),
+        (["finetune", "rnu"], "'run'"),
+        (["ask", "--modle", "x"], "'--model'"),
+        (["models", "pull", "--revison", "x"], "'--revision'"),
+    ],
+)
+def test_a_mistyped_word_is_answered_with_the_near_one(capsys, arguments: list[str], near: str):
+    assert cli.main(arguments) == 2
+    err = capsys.readouterr().err
+    assert near in err
+    assert err.count("\n") == 1
+
+
+def test_a_name_that_begins_with_a_dash_stands_after_two(
+    capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    copyfile(ROOT / "tests" / "cases" / "cfr30.mp4", tmp_path / "-x.mp4")
+    monkeypatch.chdir(tmp_path)
+    assert cli.main(["check", "-x.mp4"]) == 2
+    assert "after --" in capsys.readouterr().err
+    assert cli.main(["check", "--", "-x.mp4"]) == 0
+    assert "-x.mp4" in capsys.readouterr().out
+    # Behind it, what looks like an option is a name as well.
+    assert cli.main(["check", "--", "--debug"]) == 3
+    assert "Traceback" not in capsys.readouterr().err
+
+
+ALL_VARIABLES = {"APOLLO_MODEL": "no-a", "APOLLO_FRAMES_MODEL": "no-b"}
+
+
+@pytest.mark.parametrize(
+    ("variables", "arguments", "code", "words"),
+    [
+        ({"APOLLO_MODEL": "no-a"}, [], 5, ["'no-a'", "APOLLO_MODEL"]),
+        (ALL_VARIABLES, [], 5, ["'no-b'", "APOLLO_FRAMES_MODEL"]),
+        (ALL_VARIABLES, ["--model", "no-c"], 5, ["'no-c'"]),
+        ({"APOLLO_FRAMES_FPS": "0"}, [], 2, ["--fps 0", "APOLLO_FRAMES_FPS"]),
+        ({"APOLLO_FRAMES_MAX_CLIPS": "x"}, [], 2, ["'x'", "APOLLO_FRAMES_MAX_CLIPS"]),
+        ({"APOLLO_FRAMES_FROM": "soon"}, [], 2, ["'soon'", "APOLLO_FRAMES_FROM"]),
+        ({"APOLLO_FRAMES_SHORT": "cut"}, [], 2, ["'cut'", "APOLLO_FRAMES_SHORT"]),
+        ({"APOLLO_FRAMES_FPS": "x"}, ["--fps", "0"], 2, ["--fps 0"]),
+        ({"APOLLO_ASK_FPS": "x", "APOLLO_VERSION": "x", "APOLLO_FRAMES_HELP": "x"}, [], 0, []),
+    ],
+)
+def test_variables_set_options_and_are_named_when_they_are_wrong(
+    variables: dict[str, str],
+    arguments: list[str],
+    code: int,
+    words: list[str],
+    capsys,
+    monkeypatch: pytest.MonkeyPatch,
+    tmp_path: Path,
+):
+    for name, value in variables.items():
+        monkeypatch.setenv(name, value)
+    clip = str(ROOT / "tests" / "cases" / "cfr30.mp4")
+    assert cli.main(["frames", clip, "-o", str(tmp_path), "--sheet", *arguments]) == code
+    err = capsys.readouterr().err
+    assert [word for word in words if word not in err] == []
+    if not any(word.startswith("APOLLO_") for word in words):
+        assert "APOLLO_" not in err
+
+
+@pytest.mark.parametrize(
+    ("shell", "typed", "wanted"),
+    [
+        ("bash", "apollo mod", "plain,models"),
+        ("bash", "apollo ask --mod", "plain,--model"),
+        ("bash", "apollo ask --model apollo-n", "plain,apollo-nano"),
+        ("bash", "apollo models show apollo-n", "plain,apollo-nano"),
+        ("bash", "apollo ask --model ./mo", "dir,./mo"),
+        ("bash", "apollo ask clip.m", "file,clip.m"),
+        ("bash", "apollo ask --subtitles tal", "file,tal"),
+        ("bash", "apollo remember clip.m", "file,clip.m"),
+        ("bash", "apollo finetune run sf", "file,sf"),
+        ("zsh", "apollo mod", "models"),
+        ("fish", "apollo mod", "models"),
+    ],
+)
+def test_shells_complete_commands_options_files_and_models(
+    capsys, monkeypatch: pytest.MonkeyPatch, shell: str, typed: str, wanted: str
+):
+    monkeypatch.setenv("_APOLLO_COMPLETE", f"{shell}_complete")
+    last = typed.split()[-1] if shell == "fish" else str(len(typed.split()) - 1)
+    monkeypatch.setenv("COMP_WORDS", typed)
+    monkeypatch.setenv("COMP_CWORD", last)
+    with pytest.raises(SystemExit):
+        cli.main([])
+    assert wanted in capsys.readouterr().out
 
 
 def test_the_version_is_the_one_of_the_package(capsys):

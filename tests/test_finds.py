@@ -172,16 +172,6 @@ def test_a_video_is_read_from_stdin(video: Path, checkpoint: str):
     assert "empty" in nothing.stderr
 
 
-def test_a_talk_is_saved_as_text_only(video: Path, checkpoint: str, tmp_path: Path):
-    from apollo_cli.conversation import Conversation
-
-    talk = Conversation(engine.load(checkpoint, use_cache=False))
-    with pytest.raises(UsageError, match=r"\.md or \.json"):
-        talk.save(video)
-    talk.save(tmp_path / "talk.json")
-    assert json.loads((tmp_path / "talk.json").read_text())["turns"] == []
-
-
 def test_a_cache_that_fails_half_way_costs_no_second_look(
     video: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import io
 import json
 import subprocess
 import sys
@@ -60,22 +61,46 @@ def test_every_known_model_and_precision_gets_a_row(plan: Plan):
     code, out, _ = plan(MINUTE)
     assert code == 0
     heading, *rows = [line.split("\t") for line in out.splitlines()]
-    assert heading[:3] == ["MODEL", "PRECISION", "CLIPS"]
+    assert heading[:3] == ["MODEL", "BITS", "CLIPS"]
     assert heading[-4:] == ["8 GB", "12 GB", "16 GB", "24 GB"]
     for name in ("apollo-1.5b", "apollo-3b", "apollo-7b"):
         assert [row[1] for row in rows if row[0] == name] == ["bf16", "8bit", "4bit"]
 
 
 def test_what_is_assumed_is_said(plan: Plan):
-    _, out, err = plan(MINUTE, *RELEASED)
-    assert "assumed of apollo-3b: clips of 2 seconds" in err
-    assert "about 1" in out
-    assert "CUDA itself with an assumed 0.6 GB" in err
+    _, _, err = plan(MINUTE, *RELEASED)
+    assert "some sizes are assumed: apollo-3b" in err
+    assert "CUDA itself takes 0.6 GB" in err
+    assert planned(plan, MINUTE, *RELEASED)["models"][0]["assumed"][0] == "clips of 2 seconds"
 
 
 def test_coverage_is_in_words(plan: Plan):
     _, _, err = plan(MINUTE, *RELEASED)
-    assert "apollo-3b of one_key_60s.mp4: 30 clips, every moment seen" in err
+    assert "one_key_60s.mp4: 30 clips, every moment seen (apollo-3b)" in err
+
+
+def test_a_terminal_of_80_columns_shows_each_row_on_a_line(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return True
+
+    hour, screen = still_video(tmp_path / "hour.mp4", seconds=3600), Terminal()
+    monkeypatch.setattr(sys, "stdout", screen)
+    monkeypatch.setenv("COLUMNS", "80")
+    assert main(["plan", str(hour), CLIP]) == 0
+    lines = screen.getvalue().splitlines()
+    assert len(lines) == 2 + 12
+    assert all("apollo-" in line for line in lines[2:])
+
+
+def test_what_is_said_of_a_video_is_said_once_and_in_the_units_of_people(plan: Plan):
+    _, _, err = plan(CLIP, str(CASES / "photo.jpg"), MINUTE)
+    assert "cfr30.mp4: 4.0 s, 120 pictures" in err
+    assert "one_key_60s.mp4: 1:00, 600 pictures" in err
+    assert err.count("cfr30.mp4: 2 clips, every moment seen (apollo-nano, apollo-1.5b") == 1
+    assert len(err.splitlines()) == len(set(err.splitlines()))
 
 
 def test_json_holds_videos_machine_tokens_memory_and_cards(plan: Plan):
@@ -112,7 +137,7 @@ def test_the_table_in_the_docs_is_what_the_program_says(plan: Plan, tmp_path: Pa
     code, out, _ = plan(str(hour), *known)
     assert code == 0
     cells = [line.split("\t") for line in out.splitlines()[1:]]
-    rows = [f"| {' | '.join([*c[:3], c[5], *c[8:]])} |" for c in cells]
+    rows = [f"| {' | '.join([*c[:4], *c[5:]])} |" for c in cells]
     assert len(rows) == 9
     table = (ROOT / "docs" / "performance.md").read_text("utf-8").splitlines()
     assert [row for row in rows if row not in table] == []

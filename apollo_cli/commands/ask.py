@@ -10,8 +10,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.atomic import write_whole
+from apollo_cli.atomic import held, write_whole
 from apollo_cli.commands.asking import (
+    Remark,
     Request,
     answer_all,
     introduce,
@@ -23,13 +24,15 @@ from apollo_cli.commands.asking import (
 from apollo_cli.commands.batch import (
     answered,
     list_videos,
-    no_report,
     open_rows,
     run_batch,
     write_rows,
 )
-from apollo_cli.commands.formats import FORMATS, Writer, writer_for
+from apollo_cli.commands.formats import FORMATS, Writer, answer_text, choose_format, writer_for
 from apollo_cli.commands.options import (
+    FILE,
+    complete_file,
+    fit_flag,
     generation_flags,
     model_flags,
     read_generation,
@@ -39,7 +42,7 @@ from apollo_cli.commands.options import (
     reading_flags,
     sampling_flags,
 )
-from apollo_cli.commands.output import progress, say_note, silent
+from apollo_cli.commands.output import once, progress, say_note, silent
 from apollo_cli.config import check_question
 from apollo_cli.errors import UsageError
 
@@ -51,24 +54,52 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("sources", nargs=-1, metavar="FILE... QUESTION")
+@click.argument("sources", nargs=-1, metavar="FILE... QUESTION", shell_complete=complete_file)
 @click.option("-q", "--question", "questions", multiple=True, help="A question; may be repeated.")
-@click.option("--questions-file", help="Text file with a question on each line.")
+@click.option(
+    "--questions-file",
+    type=click.Path(readable=False, allow_dash=True),
+    show_default="none",
+    help="Text file with a question on each line.",
+)
 @click.option("--choice", "choices", multiple=True, help="An option to score; may be repeated.")
 @click.option("--blind-check", is_flag=True, help="Ask again without the video: was it needed?")
-@click.option("--videos", help="Ask about each video of a folder, or of a list in a text file.")
-@click.option("--ray", type=int, metavar="N", help="With --videos: N models on a Ray cluster.")
-@click.option("--format", "form", type=click.Choice(FORMATS), help="Default: text.")
+@click.option(
+    "--videos",
+    type=click.Path(readable=False),
+    show_default="none",
+    help="Ask about each video of a folder, or of a list in a text file.",
+)
+@click.option(
+    "--ray",
+    type=int,
+    metavar="N",
+    show_default="one model here",
+    help="With --videos: N models on a Ray cluster.",
+)
+@click.option(
+    "--format",
+    "form",
+    type=click.Choice(FORMATS),
+    show_default="as the ending of -o says: .jsonl or .json, .csv, .srt, .md; else text",
+    help="How answers are written; jsonl is one JSON object a line.",
+)
 @click.option("--json", "as_json", is_flag=True, help="The same as --format jsonl.")
-@click.option("-o", "--output", type=Path, help="Write there; with --videos, go on there.")
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    show_default="stdout",
+    help="Write there. With --videos, a .jsonl file is gone on with.",
+)
 @model_flags
 @sampling_flags
 @reading_flags
 @generation_flags
-@click.option("--fit", type=click.Choice(["auto"]), help="Take what fits the free memory.")
+@fit_flag
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was seen before.")
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
-def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
+def ask(sources: tuple[str, ...], **flags: Any) -> None:
     """Ask one or more questions of a video.
 
     FILE is any video or image; several are shown to the model together. Without -q, the last
@@ -78,8 +109,8 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
     The answer goes to stdout, everything else to stderr.
     """
     files, asked = split_arguments(sources, flags)
-    usual = "jsonl" if flags["videos"] or flags["as_json"] else "text"
-    form = flags["form"] or usual
+    output = flags["output"]
+    form = choose_format(flags["form"] or ("jsonl" if flags["as_json"] else None), output)
     request = Request(
         questions=tuple(asked),
         choices=flags["choices"],
@@ -90,36 +121,48 @@ def ask(sources: tuple[str, ...], quiet: bool, **flags: Any) -> None:
     )
     if request.blind and request.choices:
         raise UsageError("--blind-check with --choice", "allowed is one of the two")
-    protect_inputs(
-        flags["output"], [*files, flags["questions_file"], flags["videos"], flags["subtitles"]]
-    )
-    remark = silent if quiet else say_note
+    protect_inputs(output, [*files, flags["questions_file"], flags["videos"], flags["subtitles"]])
+    remark = silent if flags["quiet"] else once(say_note)
     if flags["ray"] is not None and (not flags["videos"] or flags["ray"] < 1):
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
     if flags["videos"]:
-        videos = list_videos(flags["videos"], flags["output"])
-        protect_inputs(flags["output"], videos)
-        _ask_many(videos, request, form, remark, flags)
-        return
-    with start_reader(request.reading) as reader:
+        videos = list_videos(flags["videos"], output)
+        protect_inputs(output, videos)
+    with held(output, remark) if output else contextlib.nullcontext():
+        if flags["videos"]:
+            _ask_many(videos, request, form, remark, flags)
+        else:
+            _ask_once(files, request, form, remark, flags)
+
+
+def _ask_once(
+    files: list[str], request: Request, form: str, remark: Remark, flags: dict[str, Any]
+) -> None:
+    output: Path | None = flags["output"]
+    with progress(flags["quiet"], at_once=True) as report, start_reader(request.reading) as reader:
         opened = open_sources(files, request.reading, reader)
-        with progress(quiet) as report:
-            fitted = _fit(flags, request, opened, remark)
-            apollo = _load(flags, reader, report, fitted)
-            memories = watch(apollo, opened, request, report)
+        fitted = _fit(flags, request, opened, remark)
+        apollo = _load(flags, reader, report, fitted)
+        memories = watch(apollo, opened, request, report)
     introduce(apollo, memories, remark)
-    streamed = form == "text" and flags["output"] is None
+    streamed = form == "text" and output is None
     rows = answer_all(apollo, memories, request, remark, stream_text=streamed)
-    write = writer_for("md" if form == "text" else form)
+    write = writer_for(form)
+    if form == "text" and len(request.questions) == 1:
+        write = _write_answer
     if streamed:
         for _ in rows:
             pass
-    elif flags["output"] is None:
+    elif output is None:
         write_rows(rows, write, sys.stdout)
     else:
-        _put(rows, write, flags["output"])
+        _put(rows, write, output)
+
+
+def _write_answer(row: dict[str, Any], number: int) -> str:
+    return answer_text(row) + "\n"
 
 
 def _load(
@@ -137,7 +180,7 @@ def _load(
 
 
 def _fit(
-    flags: dict[str, Any], request: Request, opened: list[VideoInfo | str], remark: Any
+    flags: dict[str, Any], request: Request, opened: list[VideoInfo | str], remark: Remark
 ) -> Settings | None:
     """What of the request fits, where that was asked for; what is given up is said."""
     if flags["fit"] is None:
@@ -172,19 +215,21 @@ def _fit(
 
 
 def _ask_many(
-    videos: list[str], request: Request, form: str, remark: Any, flags: dict[str, Any]
+    videos: list[str], request: Request, form: str, remark: Remark, flags: dict[str, Any]
 ) -> None:
     output: Path | None = flags["output"]
-    if output is not None and form != "jsonl":
-        raise UsageError(f"--videos -o {output} --format {form}", "allowed is --format jsonl")
-    if form == "text":
-        raise UsageError("--videos --format text", "allowed are jsonl, csv, srt and md")
+    if output is not None and form != "jsonl" and output.is_file() and output.stat().st_size:
+        raise UsageError(
+            f"-o {output} is there already",
+            f"a run with --videos goes on in a .jsonl file, not in one of the format {form}",
+            "choose another name",
+        )
     done = set[tuple[str, str]]()
     with contextlib.ExitStack() as stack:
         if flags["ray"]:
             from apollo_cli.commands.batch_ray import run_on_ray
 
-            if output is not None:
+            if output is not None and form == "jsonl":
                 done = answered(output, request, _named(flags["model"]), remark)
             cache, workers = not flags["no_cache"], flags["ray"]
             rows = run_on_ray(
@@ -192,9 +237,10 @@ def _ask_many(
             )
         else:
             reader = stack.enter_context(start_reader(request.reading))
-            apollo = _load(flags, reader, no_report)
+            with progress(flags["quiet"], at_once=True) as report:
+                apollo = _load(flags, reader, report)
             introduce(apollo, None, remark)
-            if output is not None:
+            if output is not None and form == "jsonl":
                 done = answered(output, request, apollo.describe(), remark)
             rows = run_batch(apollo, videos, request, done, remark)
         file = sys.stdout if output is None else stack.enter_context(open_rows(output))

@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.commands.formats import answer_text
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 
@@ -102,7 +103,7 @@ def protect_inputs(output: Path | None, files: Iterable[str | None]) -> None:
         and any(file and Path(file).exists() and output.samefile(file) for file in files)
     ):
         raise UsageError(
-            f"-o {output} is a file that is asked about or read", next_step="choose another"
+            f"{output} is a file that is asked about or read", next_step="choose another"
         )
 
 
@@ -146,11 +147,12 @@ def answer_all(
         The record of each answer.
     """
     for question in request.questions:
-        label = question if stream_text and len(request.questions) > 1 else None
-        if label is not None:
-            click.echo(f"Q: {label}\nA: ", nl=False)
+        if stream_text and len(request.questions) > 1:
+            click.echo(f"Q: {question}\nA: ", nl=False)
         if request.choices:
-            row = _choose(apollo, memories, question, request, stream_text)
+            row = _choose(apollo, memories, question, request)
+            if stream_text:
+                click.echo(answer_text(row))
         else:
             answer = _write(apollo, memories, question, request.options, stream_text)
             row = answer.to_dict()
@@ -180,19 +182,11 @@ def _write(
 
 
 def _choose(
-    apollo: Apollo,
-    memories: list[VideoMemory],
-    question: str,
-    request: Request,
-    stream_text: bool,
+    apollo: Apollo, memories: list[VideoMemory], question: str, request: Request
 ) -> dict[str, Any]:
-    from apollo_cli.choices import LETTERS, choose
+    from apollo_cli.choices import choose
 
     choice = choose(apollo, memories, question, request.choices)
-    if stream_text:
-        click.echo(f"{LETTERS[choice.index]} {choice.options[choice.index]}")
-        for option, share in zip(choice.options, choice.probabilities, strict=True):
-            click.echo(f"   {share:6.1%}  {option}")
     videos = [memory.describe() for memory in memories]
     return {**choice.to_dict(), "model": apollo.describe(), "videos": videos}
 

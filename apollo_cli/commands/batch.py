@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any, TextIO
 from apollo_cli.commands.asking import Remark, Request, answer_all, open_sources, watch
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
@@ -94,17 +95,13 @@ def answered(
             pair = (row["video"], row["question"])
             (done if _is_of(row, request, wanted) else others).add(pair)
     if done:
-        remark(f"{output}: {_answers(len(done))} from before, which are not asked for again")
+        remark(f"{output}: {count(len(done), 'answer')} from before, which are not asked for again")
     if others - done:
         remark(
-            f"{output}: {_answers(len(others - done))} of another model or with other settings, "
-            "which are asked for again"
+            f"{output}: {count(len(others - done), 'answer')} of another model or with other "
+            "settings, which are asked for again"
         )
     return done
-
-
-def _answers(count: int) -> str:
-    return f"{count} answer{'s' if count != 1 else ''}"
 
 
 def _is_of(row: dict[str, Any], request: Request, model: dict[str, Any]) -> bool:
@@ -189,8 +186,8 @@ def write_rows(
             failed.append(row["video"])
     if failed:
         raise MediaError(
-            f"{len(failed)} videos failed, the first is {Path(failed[0]).name}",
-            next_step="run the same command again to try them again",
+            f"{count(len(failed), 'video')} failed, the first is {Path(failed[0]).name}",
+            next_step="with -o answers.jsonl, the same command again tries only these",
         )
 
 

@@ -9,9 +9,11 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import introduce, start_reader
+from apollo_cli.commands.asking import introduce, protect_inputs, start_reader
+from apollo_cli.commands.formats import choose_format, writer_for
 from apollo_cli.commands.options import (
     Moment,
+    complete_file,
     generation_flags,
     model_flags,
     read_generation,
@@ -32,13 +34,13 @@ HELP = """\
 /from TIME [TIME]  look at another part, such as /from 12:30 15:00
 /frames            list the clips that the model sees
 /blind             ask the last question again without the video
-/save FILE         write the talk: Markdown for .md, else JSON
+/save FILE         write the talk; the ending says how: .md, .json, .csv, .srt, else text
 /clear             forget the turns, keep the video
 /exit              leave (as Ctrl-D)"""
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="FILE...")
+@click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
 @click.option("--continue", "go_on", is_flag=True, help="Go on with the last talk.")
 @model_flags
 @sampling_flags
@@ -53,10 +55,10 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     if go_on and files:
         raise UsageError(f"--continue and {files[0]!r}", "allowed is one of the two")
     sampling, options, reading = read_sampling(flags), read_generation(flags), read_reading(flags)
-    from apollo_cli.conversation import Conversation, last_talk
-    from apollo_cli.engine import load
+    with progress(at_once=True) as report:
+        from apollo_cli.conversation import Conversation, last_talk
+        from apollo_cli.engine import load
 
-    with progress() as report:
         apollo = load(**read_model(flags), reader=start_reader(reading), on_progress=report)
         talk = Conversation(apollo, options, sampling, reading)
         if go_on:
@@ -172,7 +174,15 @@ def _save(talk: Conversation, arguments: list[str]) -> None:
     if not arguments:
         raise UsageError("/save names no file", "write /save talk.md or /save talk.json")
     path = Path(" ".join(arguments)).expanduser().absolute()
-    talk.save(path)
+    protect_inputs(path, talk.files)
+    form, text = choose_format(None, path), None
+    if form == "md":
+        text = talk.to_markdown()
+    elif path.suffix.lower() != ".json":
+        write = writer_for(form)
+        rows = [{"question": turn.question, "answer": turn.answer} for turn in talk.turns]
+        text = "".join(write(row, number) for number, row in enumerate(rows, start=1))
+    talk.save(path, text)
     say_note(f"saved to {path}")
 
 

@@ -47,7 +47,9 @@ class Finding:
 
 
 @click.command()
-@click.argument("places", nargs=-1, required=True, metavar="FILE_OR_FOLDER...")
+@click.argument(
+    "places", nargs=-1, required=True, metavar="FILE_OR_FOLDER...", type=click.Path(readable=False)
+)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @click.option("--full", is_flag=True, help="Decode every picture of long files too.")
 @click.option("--recursive", "-r", is_flag=True, help="Look into folders inside of folders too.")

@@ -12,6 +12,7 @@ from typing import Any
 
 import click
 
+from apollo_cli.commands.options import FILE, complete_model
 from apollo_cli.commands.output import progress, say, say_note, write_json
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.stages import METHODS, SCHEDULES
@@ -24,11 +25,16 @@ def finetune() -> None:
 
 
 @finetune.command("new")
-@click.argument("folder", type=Path)
+@click.argument("folder", type=FILE)
 @click.option(
-    "--data", required=True, multiple=True, type=Path, help="File of samples; may be repeated."
+    "--data", required=True, multiple=True, type=FILE, help="File of samples; may be repeated."
 )
-@click.option("--model", default="apollo-3b", help="What training starts from.")
+@click.option(
+    "--model",
+    default="apollo-3b",
+    shell_complete=complete_model,
+    help="What training starts from.",
+)
 @click.option(
     "--method",
     type=click.Choice(METHODS),
@@ -52,7 +58,7 @@ def new_command(folder: Path, data: tuple[Path, ...], **flags: Any) -> None:
 
 
 @finetune.command("check")
-@click.argument("recipe", type=Path)
+@click.argument("recipe", type=FILE)
 @click.option("--json", "as_json", is_flag=True, help="Write JSON, with every fault.")
 def check_command(recipe: Path, as_json: bool) -> None:
     """Name every fault of a recipe and its data, and tell what a run takes and learns.
@@ -73,10 +79,13 @@ def check_command(recipe: Path, as_json: bool) -> None:
 
 
 @finetune.command("run")
-@click.argument("recipes", nargs=-1, required=True, type=Path, metavar="RECIPE...")
+@click.argument("recipes", nargs=-1, required=True, type=FILE, metavar="RECIPE...")
 @click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
 @click.option(
-    "--steps", type=click.IntRange(1, MOST_STEPS), help="Length of a run, over the recipe's."
+    "--steps",
+    type=click.IntRange(1, MOST_STEPS),
+    show_default="the recipe's",
+    help="Length of a run.",
 )
 def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> None:
     """Train as a recipe says; the same command again goes on where it stopped.
@@ -121,9 +130,14 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
 
 
 @finetune.command("merge")
-@click.argument("adapter", type=Path)
-@click.option("-o", "--output", type=Path, required=True, help="Folder to make.")
-@click.option("--model", help="Default: the model that the result was trained from.")
+@click.argument("adapter", type=FILE)
+@click.option("-o", "--output", type=FILE, required=True, help="Folder to make.")
+@click.option(
+    "--model",
+    shell_complete=complete_model,
+    show_default="the one that the result was trained from",
+    help="Model to merge the result with.",
+)
 def merge_command(adapter: Path, output: Path, model: str | None) -> None:
     """Make one plain checkpoint of a result and its model, in the released layout.
 

@@ -6,20 +6,41 @@ import csv
 import io
 import json
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 from apollo_cli.harmless import clean_cell, clean_markdown, clean_markdown_line
 
 FORMATS = ("text", "jsonl", "csv", "srt", "md")
+_ENDINGS = {".json": "jsonl"} | {f".{name}": name for name in FORMATS[1:]}
 
 # One answered question, as ``Answer.to_dict`` gives it; the last argument is its number from 1.
 Writer = Callable[[dict[str, Any], int], str]
 
 
+def choose_format(asked: str | None, output: Path | None) -> str:
+    """The format that was asked for, else the one that a file's ending names, else text."""
+    return asked or _ENDINGS.get((output or Path()).suffix.lower(), "text")
+
+
 def writer_for(name: str) -> Writer:
     """The function that turns one answer into text, line end included."""
-    writers = {"jsonl": to_json, "csv": to_csv, "srt": to_srt, "md": to_markdown}
+    writers = {"text": to_text, "jsonl": to_json, "csv": to_csv, "srt": to_srt, "md": to_markdown}
     return writers[name]
+
+
+def to_text(row: dict[str, Any], number: int) -> str:
+    """The question and the answer, below the name of the video where there are many."""
+    text = f"Q: {row['question']}\nA: {answer_text(row)}\n"
+    return f"{row['video']}\n{text}\n" if "video" in row else text
+
+
+def answer_text(row: dict[str, Any]) -> str:
+    """An answer as people read it; where options were scored, with the shares of all."""
+    shares = row.get("probabilities", {}).items()
+    letter = f"{row['letter']} " if "letter" in row else ""
+    lines = [f"{letter}{row.get('answer', row.get('error', ''))}"]
+    return "\n".join(lines + [f"   {share:6.1%}  {option}" for option, share in shares])
 
 
 def to_json(row: dict[str, Any], number: int) -> str:

@@ -12,7 +12,10 @@ import click
 from apollo_cli.atomic import make_whole
 from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
+    FILE,
+    MOMENTS,
     Moment,
+    model_flag,
     read_reading,
     read_sampling,
     reading_flags,
@@ -30,11 +33,24 @@ _MOST_SHEET_HEIGHT = 4 * _SHEET_WIDTH
 
 
 @click.command()
-@click.argument("video", metavar="VIDEO")
-@click.option("--at", "moments", type=Moment(), multiple=True, help="A moment; may be repeated.")
-@click.option("-o", "--output", type=Path, default=Path(), help="Folder. Default: this one.")
+@click.argument("video", metavar="VIDEO", type=click.Path(readable=False))
+@click.option(
+    "--at",
+    "moments",
+    type=Moment(),
+    multiple=True,
+    help=f"A moment: {MOMENTS}; may be repeated.",
+)
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    default=Path(),
+    show_default="this folder",
+    help="Folder for the pictures.",
+)
 @click.option("--sheet", is_flag=True, help="One contact sheet instead of single pictures.")
-@click.option("--model", default="auto", help="Whose sampling is used, without --at.")
+@model_flag
 @sampling_flags
 @reading_flags
 def frames(
@@ -42,7 +58,8 @@ def frames(
 ) -> None:
     """Write the pictures that the model sees, each with its real time in its name.
 
-    Without --at these are the pictures of the clips that the model would be shown.
+    Without --at these are the pictures of the clips that the model would be shown, so that --model
+    says how they are chosen.
     """
     import numpy as np
     from PIL import Image

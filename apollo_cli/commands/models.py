@@ -10,6 +10,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.commands.options import FILE, complete_model
 from apollo_cli.commands.output import (
     format_bytes,
     progress,
@@ -20,6 +21,7 @@ from apollo_cli.commands.output import (
     write_table,
 )
 from apollo_cli.errors import UsageError, WeightsError
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.weights.hub import PullPlan
@@ -27,7 +29,7 @@ if TYPE_CHECKING:
 
 json_option = click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 yes_option = click.option("--yes", "-y", is_flag=True, help="Do not ask.")
-name_argument = click.argument("name", metavar="NAME")
+name_argument = click.argument("name", metavar="NAME", shell_complete=complete_model)
 
 
 @click.group()
@@ -129,7 +131,11 @@ def _line(key: str, value: Any) -> str:
 
 @models.command("pull")
 @name_argument
-@click.option("--revision", help="Branch, tag or commit; the same as NAME@REVISION.")
+@click.option(
+    "--revision",
+    show_default="the repository's main branch",
+    help="Branch, tag or commit; the same as NAME@REVISION.",
+)
 @yes_option
 @json_option
 def pull_command(name: str, revision: str | None, yes: bool, as_json: bool) -> None:
@@ -163,7 +169,7 @@ def pull_command(name: str, revision: str | None, yes: bool, as_json: bool) -> N
 def _agrees(plan: PullPlan, yes: bool) -> bool:
     from apollo_cli.weights.registry import LICENCE_REMINDER
 
-    say(f"{plan.repository} at {plan.commit[:12]}, {len(plan.files)} files")
+    say(f"{plan.repository} at {plan.commit[:12]}, {count(len(plan.files), 'file')}")
     say(
         f"  size     {format_bytes(plan.total_bytes)}, {format_bytes(plan.missing_bytes)} to fetch "
         f"into {plan.cache_dir} ({format_bytes(plan.free_bytes)} free)"
@@ -193,7 +199,10 @@ def _confirmed(question: str, verb: str) -> bool:
 @models.command("verify")
 @name_argument
 @click.option(
-    "--quant", type=click.Choice(["4bit", "8bit"]), help="Compare answers in fewer bits as well."
+    "--quant",
+    type=click.Choice(["4bit", "8bit"]),
+    show_default="no comparison",
+    help="Compare answers in fewer bits as well.",
 )
 @json_option
 @click.pass_context
@@ -221,7 +230,9 @@ def verify_command(context: click.Context, name: str, quant: str | None, as_json
     if as_json:
         write_json(facts | ({"agreement": agreement} if agreement else {}))
         return
-    hashed = f"{report.hashed} files hash as recorded" if report.hashed else "no hashes were kept"
+    hashed = (
+        f"hashes agree ({count(report.hashed, 'file')})" if report.hashed else "no hashes were kept"
+    )
     click.echo(f"ok: {report.folder} is complete, {hashed}")
     if agreement:
         click.echo(
@@ -259,11 +270,9 @@ def _few(names: Sequence[str]) -> str:
     "--quant",
     type=click.Choice(["4bit", "8bit"]),
     default="4bit",
-    help="Bits of the language model's linear layers. Default: 4bit.",
+    help="Bits of the language model's linear layers.",
 )
-@click.option(
-    "--output", "-o", type=click.Path(path_type=Path), required=True, help="A new folder."
-)
+@click.option("--output", "-o", type=FILE, required=True, help="A new folder.")
 @json_option
 def quantize_command(name: str, quant: Any, output: Path, as_json: bool) -> None:
     """Save a model with its language model in 4 or 8 bits, to load it quicker.
@@ -287,7 +296,7 @@ def quantize_command(name: str, quant: Any, output: Path, as_json: bool) -> None
         write_json(asdict(saved))
     else:
         sizes = f"{format_bytes(saved.source_bytes)} became {format_bytes(saved.saved_bytes)}"
-        say(f"ready: {len(saved.report.layers)} layers in {quant}, {sizes}")
+        say(f"ready: {count(len(saved.report.layers), 'layer')} in {quant}, {sizes}")
         click.echo(saved.folder)
 
 

@@ -4,9 +4,11 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import fields
+from pathlib import Path
 from typing import Any, TypeVar, get_args
 
 import click
+from click.shell_completion import CompletionItem
 
 from apollo_cli.config import (
     Decoder,
@@ -18,9 +20,11 @@ from apollo_cli.config import (
     SubtitleStyle,
     parse_moment,
 )
-from apollo_cli.errors import UsageError
+from apollo_cli.errors import ApolloError, UsageError
 
 Command = TypeVar("Command", bound=Callable[..., Any])
+MOMENTS = "seconds (83.2), 12:30 or 1:02:03"
+FILE = click.Path(readable=False, path_type=Path)
 _SAMPLING, _READING, _GENERATION = SamplingOptions(), ReadingOptions(), GenerationOptions()
 
 
@@ -50,31 +54,91 @@ def _flags(*options: Callable[[Command], Command]) -> Callable[[Command], Comman
     return decorate
 
 
+def complete_file(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """Let the shell complete the name of a file."""
+    return [CompletionItem(incomplete, type="file")]
+
+
+def complete_model(
+    context: click.Context, parameter: click.Parameter, incomplete: str
+) -> list[CompletionItem]:
+    """The known and the fetched models, and folders."""
+    from apollo_cli.weights.store import list_models
+
+    try:
+        names = [row.name for row in list_models()]
+    except ApolloError:
+        names = []
+    found = [CompletionItem(name) for name in ["auto", *names] if name.startswith(incomplete)]
+    return found or [CompletionItem(incomplete, type="dir")]
+
+
+model_flag = click.option(
+    "--model",
+    default="auto",
+    envvar="APOLLO_MODEL",
+    shell_complete=complete_model,
+    help="Known name, folder, owner/repository[@rev], or auto: the best fetched one that fits.",
+)
+
 model_flags = _flags(
-    click.option("--model", default="auto", help="Known name, folder, owner/repository[@rev]."),
-    click.option("--device", help="cpu, cuda, cuda:1 or mps. Default: the best there is."),
-    click.option("--dtype", help="bfloat16, float16 or float32. Default: the device's best."),
+    model_flag,
+    click.option("--device", show_default="the best there is", help="cpu, cuda, cuda:1 or mps."),
+    click.option("--dtype", show_default="the device's best", help="bfloat16, float16 or float32."),
     click.option(
         "--quant",
         type=click.Choice(["4bit", "8bit"]),
+        show_default="as the model is stored",
         help="Fewer bits for the language model's weights.",
     ),
-    click.option("--template", help="qwen_2 or qwen_1_5. Default: the checkpoint's."),
-    click.option("--adapter", help="Result folder of apollo finetune run, put on its model."),
+    click.option("--template", show_default="the model's own", help="qwen_2 or qwen_1_5."),
+    click.option(
+        "--adapter",
+        type=click.Path(readable=False),
+        show_default="none",
+        help="Result folder of apollo finetune run, put on its model.",
+    ),
 )
 
 sampling_flags = _flags(
-    click.option("--from", "start", type=Moment(), default=0.0, help="Start of the part to see."),
-    click.option("--to", "end", type=Moment(), help="End of the part to see."),
-    click.option("--fps", type=float, help="Frames a second inside a clip."),
+    click.option(
+        "--from",
+        "start",
+        type=Moment(),
+        default=0.0,
+        show_default="the start",
+        help=f"Start of the part to see: {MOMENTS}.",
+    ),
+    click.option(
+        "--to",
+        "end",
+        type=Moment(),
+        show_default="the end",
+        help=f"End of the part to see: {MOMENTS}.",
+    ),
+    click.option(
+        "--fps", type=float, show_default="the model's own", help="Frames a second inside a clip."
+    ),
     click.option(
         "--sampling",
         type=click.Choice(get_args(SamplingMode)),
         default=_SAMPLING.mode,
         help="Constant rate in clips, or frames spread evenly.",
     ),
-    click.option("--frames", type=int, help="Number of frames for --sampling uniform."),
-    click.option("--max-clips", type=int, help="Look at no more clips than this."),
+    click.option(
+        "--frames",
+        type=int,
+        show_default="as many as the model holds",
+        help="Number of frames for --sampling uniform.",
+    ),
+    click.option(
+        "--max-clips",
+        type=int,
+        show_default="as many as the model holds",
+        help="Look at no more clips than this.",
+    ),
     click.option(
         "--short",
         type=click.Choice(get_args(ShortPolicy)),
@@ -84,7 +148,12 @@ sampling_flags = _flags(
 )
 
 reading_flags = _flags(
-    click.option("--stream", type=int, help="Number of the picture stream in the file."),
+    click.option(
+        "--stream",
+        type=int,
+        show_default="the main one",
+        help="Number of the picture stream in the file.",
+    ),
     click.option(
         "--decoder",
         type=click.Choice(get_args(Decoder)),
@@ -93,9 +162,17 @@ reading_flags = _flags(
     ),
     click.option("--fast", is_flag=True, help="Key pictures only: cheap, and approximate."),
     click.option("--strict", is_flag=True, help="A damaged picture is an error, not a note."),
-    click.option("--image-fps", type=float, help="A folder of images is a video at this rate."),
     click.option(
-        "--subtitles", default=_READING.subtitles, help="none, auto or a file (srt, vtt, ass)."
+        "--image-fps",
+        type=float,
+        show_default="folders are refused",
+        help="A folder of images is a video at this rate.",
+    ),
+    click.option(
+        "--subtitles",
+        default=_READING.subtitles,
+        shell_complete=complete_file,
+        help="none, auto (beside the video or inside of it), or a file (srt, vtt, ass).",
     ),
     click.option(
         "--subtitle-style",
@@ -112,6 +189,13 @@ reading_flags = _flags(
     click.option(
         "--max-pictures", type=int, default=_READING.max_pictures, help="Most pictures of a video."
     ),
+)
+
+fit_flag = click.option(
+    "--fit",
+    type=click.Choice(["auto"]),
+    show_default="take all, or stop",
+    help="auto: look at less, or take fewer bits, so that it fits the free memory.",
 )
 
 generation_flags = _flags(
@@ -131,7 +215,12 @@ generation_flags = _flags(
         "--top-p", type=float, default=_GENERATION.top_p, help="Share of probability to draw from."
     ),
     click.option("--seed", type=int, default=_GENERATION.seed, help="Seed of the sampling."),
-    click.option("--repetition-penalty", type=float, help="Default: the checkpoint's own."),
+    click.option(
+        "--repetition-penalty",
+        type=float,
+        show_default="the model's own",
+        help="Above 1, words that were used already become less likely.",
+    ),
 )
 
 

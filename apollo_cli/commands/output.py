@@ -51,7 +51,7 @@ def write_table(headings: Sequence[str], rows: Sequence[Sequence[str]]) -> None:
     from rich.table import Table
     from rich.text import Text
 
-    table = Table(box=SIMPLE_HEAD, pad_edge=False)
+    table = Table(box=SIMPLE_HEAD, pad_edge=False, show_edge=False, collapse_padding=True)
     for heading in headings:
         table.add_column(heading, overflow="fold")
     for row in rows:
@@ -81,13 +81,31 @@ def say_note(text: str) -> None:
     click.echo(f"note: {' '.join(text.split())}", err=True)
 
 
+def once(remark: Callable[[str], None]) -> Callable[[str], None]:
+    """The same, but nothing is said twice."""
+    said = set[str]()
+
+    def tell(text: str) -> None:
+        if text not in said:
+            said.add(text)
+            remark(text)
+
+    return tell
+
+
 def silent(text: str) -> None:
     """Say nothing."""
 
 
 @contextmanager
-def progress(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
-    """A bar for each stage on stderr, where that is a terminal."""
+def progress(
+    quiet: bool = False, at_once: bool = False
+) -> Iterator[Callable[[str, int, int], None]]:
+    """A bar for each stage on stderr, where that is a terminal.
+
+    Args:
+        at_once: say that something is loaded, before any stage begins.
+    """
     if quiet or not sys.stderr.isatty():
         yield lambda stage, done, total: None
         return
@@ -104,7 +122,7 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
     tasks: dict[str, Any] = {}
     with ExitStack() as stack:
 
-        def report(stage: str, done: int, total: int) -> None:
+        def report(stage: str, done: int, total: int | None) -> None:
             if not tasks:
                 # A question that is asked before anything is done needs the line of the bar.
                 stack.enter_context(bars)
@@ -114,4 +132,6 @@ def progress(quiet: bool = False) -> Iterator[Callable[[str, int, int], None]]:
                 tasks[stage] = bars.add_task(STAGES[stage], total=total)
             bars.update(tasks[stage], completed=done, total=total)
 
+        if at_once:
+            report("load", 0, None)
         yield report

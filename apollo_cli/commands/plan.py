@@ -4,15 +4,22 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from apollo_cli.commands.asking import start_reader
-from apollo_cli.commands.options import read_sampling, sampling_flags
+from apollo_cli.commands.options import (
+    complete_file,
+    complete_model,
+    read_sampling,
+    sampling_flags,
+)
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, FitError, WeightsError
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.fit import Run
@@ -62,11 +69,16 @@ class Machine:
 
 
 @click.command()
-@click.argument("videos", nargs=-1, required=True, metavar="VIDEO...")
+@click.argument("videos", nargs=-1, required=True, metavar="VIDEO...", shell_complete=complete_file)
 @click.option(
-    "--model", "models", multiple=True, help="Plan for this model; may be repeated. Default: all."
+    "--model",
+    "models",
+    multiple=True,
+    shell_complete=complete_model,
+    show_default="all known ones",
+    help="Plan for this model; may be repeated.",
 )
-@click.option("--dtype", help="bfloat16, float16 or float32. Default: the machine's best.")
+@click.option("--dtype", show_default="the machine's best", help="bfloat16, float16 or float32.")
 @click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
 @sampling_flags
@@ -81,11 +93,11 @@ def plan(
 ) -> None:
     """Show what a video takes, before anything is fetched or loaded.
 
-    For each model and precision: how much of the video is seen, tokens, the peak of memory, and
-    whether it fits this machine and cards of 8, 12, 16 and 24 GB. A number of clips instead of
-    "yes" says how many of them fit.
+    For each model and each number of bits: how many clips are seen, the peak of memory on a card,
+    and whether it fits this machine, with the peak there, and cards of 8, 12, 16 and 24 GB. A
+    number instead of "yes" says how many clips fit.
 
-    All of it is arithmetic on the headers of files. What is assumed is said.
+    All of it is arithmetic on the headers of files. What is assumed is said; --json tells more.
     """
     sampling = read_sampling(flags)
     answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
@@ -102,7 +114,7 @@ def plan(
         say_note(f"{info.path.name}: {_length(info)}")
     for text in _remarks(found, machine):
         say_note(text)
-    headings = ["MODEL", "PRECISION", "CLIPS", "TOKENS", "SEEN", "PEAK", "PEAK HERE", "HERE"]
+    headings = ["MODEL", "BITS", "CLIPS", "PEAK", "HERE"]
     headings += [f"{size} GB" for size in CARDS_GB]
     write_table(headings, [row for model in found for row in _rows(model)])
 
@@ -269,28 +281,24 @@ def _seen(info: VideoInfo, plan: ClipPlan) -> dict[str, Any]:
 
 
 def _length(info: VideoInfo) -> str:
+    from apollo_cli.citations import clock
+
     if info.kind == "image":
         return "an image"
-    minutes, seconds = divmod(info.duration_seconds, 60)
-    return f"{int(minutes)}:{seconds:04.1f} minutes, {info.frame_count} frames"
+    seconds = info.duration_seconds
+    length = f"{seconds:.1f} s" if seconds < 60 else clock(seconds)
+    return f"{length}, {count(info.frame_count, 'picture')}"
 
 
 def _rows(model: dict[str, Any]) -> Iterator[list[str]]:
-    tokens = model["tokens"]
-    about = "" if tokens["exact"] else "about "
-    used = about + str(tokens["visual"] + tokens["text"])
-    shares = [f"{video['coverage']:.0%}" for video in model["videos"]]
     for row in model["precisions"]:
         here = row["here"]
         yield [
             model["name"],
             row["precision"],
             str(model["clips"]),
-            used,
-            ", ".join(shares),
             format_bytes(row["peak_bytes"]),
-            format_bytes(here["peak_bytes"]),
-            _cell(here["fit"]),
+            f"{_cell(here['fit'])}, {format_bytes(here['peak_bytes'])}",
             *(_cell(fit) for fit in row["cards"].values()),
         ]
 
@@ -300,15 +308,20 @@ def _cell(fit: dict[str, Any] | None) -> str:
         return "unknown"
     if fit["all"]:
         return "yes"
-    return f"{fit['clips']} clips" if fit["clips"] else "no"
+    return str(fit["clips"] or "no")
 
 
 def _remarks(models: list[dict[str, Any]], machine: Machine) -> Iterator[str]:
     free = format_bytes(machine.free_bytes)
     yield f"here is {machine.name} with {free} free, in {machine.dtype}; cards run in bfloat16"
+    seen: dict[str, list[str]] = {}
     for model in models:
         for video in model["videos"]:
-            yield f"{model['name']} of {video['path'].rpartition('/')[2]}: {video['words']}"
+            seen.setdefault(f"{Path(video['path']).name}: {video['words']}", []).append(
+                model["name"]
+            )
+    for words, names in seen.items():
+        yield f"{words} ({', '.join(names)})"
     answer = models[0]["tokens"]["answer"]
     for tokens in dict.fromkeys(model["tokens"]["question"] for model in models):
         names = [model["name"] for model in models if model["tokens"]["question"] == tokens]
@@ -316,10 +329,13 @@ def _remarks(models: list[dict[str, Any]], machine: Machine) -> Iterator[str]:
             f"assumed of {', '.join(names)}: a question of up to {tokens} tokens and an answer "
             f"of up to {answer}"
         )
-    for words in dict.fromkeys("; ".join(m["assumed"]) for m in models if m["assumed"]):
-        names = [model["name"] for model in models if "; ".join(model["assumed"]) == words]
-        yield f"assumed of {', '.join(names)}: {words}"
+    assumed = [model["name"] for model in models if model["assumed"]]
+    if assumed:
+        yield (
+            f"not on this machine, so that some sizes are assumed: {', '.join(assumed)}; "
+            "apollo models pull NAME makes the plan exact"
+        )
     yield (
-        f"a card is counted with {CARD_SHARE:.0%} of its GiB, and "
-        "CUDA itself with an assumed 0.6 GB"
+        f"assumed of a card: {CARD_SHARE:.0%} of its memory are free, and CUDA itself takes 0.6 GB; "
+        "a number below it is how many clips fit"
     )

@@ -10,6 +10,7 @@ import click
 
 from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
+    FILE,
     model_flags,
     read_model,
     read_reading,
@@ -22,8 +23,14 @@ from apollo_cli.errors import MediaError, UsageError
 
 
 @click.command()
-@click.argument("video", metavar="VIDEO")
-@click.option("-o", "--output", type=Path, help="File to write. Default: VIDEO with .apollo.")
+@click.argument("video", metavar="VIDEO", type=click.Path(readable=False))
+@click.option(
+    "-o",
+    "--output",
+    type=FILE,
+    show_default="VIDEO with .apollo instead of its ending",
+    help="File to write.",
+)
 @model_flags
 @sampling_flags
 @reading_flags
@@ -43,7 +50,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     if not target.parent.is_dir():
         raise UsageError(f"-o {output}", next_step=f"make the folder {target.parent} first")
     sampling, reading = read_sampling(flags), read_reading(flags)
-    with start_reader(reading) as reader, progress() as report:
+    with progress(at_once=True) as report, start_reader(reading) as reader:
         info = reader.probe(video, stream=reading.stream)
         if output is None:
             _spare_another(target, info.path)

@@ -9,6 +9,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apollo_cli.commands.options import (
+    FILE,
+    complete_file,
+    fit_flag,
     generation_flags,
     model_flags,
     read_generation,
@@ -26,22 +29,30 @@ if TYPE_CHECKING:
 
 
 @click.command()
-@click.argument("files", nargs=-1, metavar="[FILE...]")
-@click.option("--host", default="127.0.0.1", help="Where to listen. Default: this machine only.")
-@click.option("--port", type=click.IntRange(0, 65535), help="Default: the first free from 7860.")
+@click.argument("files", nargs=-1, metavar="[FILE...]", shell_complete=complete_file)
+@click.option(
+    "--host", default="127.0.0.1", help="Where to listen; 127.0.0.1 is this machine only."
+)
+@click.option(
+    "--port",
+    type=click.IntRange(0, 65535),
+    show_default="the first free one from 7860",
+    help="Number of the port to listen at.",
+)
 @click.option(
     "--auth",
     metavar="USER:PASSWORD",
-    envvar="APOLLO_UI_AUTH",
+    show_default="none",
     help="Ask for them. Better set in APOLLO_UI_AUTH, which no list of processes shows.",
 )
 @click.option("--no-auth", is_flag=True, help="With --host: let in anybody.")
 @click.option(
     "--allow",
     multiple=True,
-    type=Path,
+    type=FILE,
     metavar="FOLDER",
-    help="Files below it may be opened; may be repeated. Default: the current folder.",
+    show_default="the current folder",
+    help="Files below it may be opened; may be repeated.",
 )
 @click.option(
     "--max-upload-mb",
@@ -57,7 +68,7 @@ if TYPE_CHECKING:
 @sampling_flags
 @reading_flags
 @generation_flags
-@click.option("--fit", type=click.Choice(["auto"]), help="Take what fits the free memory.")
+@fit_flag
 def ui(files: tuple[str, ...], **flags: Any) -> None:
     """Open a local page to ask about videos and see what the model saw.
 

@@ -4,6 +4,7 @@ import json
 import subprocess
 import sys
 
+import click
 import pytest
 
 from tests.house.reference import command_tree, options
@@ -37,6 +38,13 @@ def test_light_commands_load_no_heavy_library(arguments: list[str]):
     assert modules_after(*arguments) & HEAVY == set()
 
 
+def test_completing_the_name_of_a_model_loads_no_heavy_library(monkeypatch: pytest.MonkeyPatch):
+    monkeypatch.setenv("_APOLLO_COMPLETE", "bash_complete")
+    monkeypatch.setenv("COMP_WORDS", "apollo ask --model apollo")
+    monkeypatch.setenv("COMP_CWORD", "3")
+    assert modules_after() & HEAVY == set()
+
+
 def test_the_help_page_of_the_group_loads_no_library_that_reads_or_downloads():
     light_only = HEAVY | {"av", "numpy", "PIL", "huggingface_hub", "safetensors", "tokenizers"}
     assert modules_after("--help") & light_only == set()
@@ -60,6 +68,17 @@ def test_the_options_are_the_frozen_ones():
         "an option came, went or changed its name: if that is meant, run "
         "python -m tests.house.reference --write and tell it in CHANGELOG.md"
     )
+
+
+def test_every_option_tells_its_default():
+    silent = []
+    for path, context in command_tree():
+        for parameter in context.command.get_params(context):
+            if isinstance(parameter, click.Option) and not parameter.is_flag:
+                told = parameter.get_help_extra(context).get("default")
+                if not told and not parameter.required and not parameter.multiple:
+                    silent.append(f"{path} {parameter.opts[0]}")
+    assert silent == []
 
 
 def test_every_command_and_option_has_help():
