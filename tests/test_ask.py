@@ -156,6 +156,28 @@ def test_a_checkpoint_that_lacks_tensors_lists_them(tmp_path: Path, run: Run):
     assert "resampler.norm.wheight" in done.stderr
 
 
+@pytest.mark.parametrize(
+    ("command", "words"), [("ask", ["why?"]), ("chat", []), ("remember", ["-o", "x.apollo"])]
+)
+@pytest.mark.parametrize("quiet", [False, True])
+def test_a_terminal_shows_a_word_before_anything_is_read_or_loaded(
+    command: str, words: list[str], quiet: bool, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+):
+    class Terminal(io.StringIO):
+        def isatty(self) -> bool:
+            return not quiet
+
+    screen = Terminal()
+    monkeypatch.setattr(sys, "stderr", screen)
+    monkeypatch.setattr(sys, "stdin", io.StringIO())
+    monkeypatch.chdir(tmp_path)
+    # The word comes first; what is wrong with the file or the model is known later.
+    assert main([command, "nowhere.mp4", *words, "--model", "apollo-nano"]) == 3
+    told = screen.getvalue()
+    assert ("loading" in told) != quiet
+    assert quiet or told.index("loading") < told.index("nowhere.mp4")
+
+
 def test_an_interrupt_leaves_with_130(
     checkpoint: str, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):

@@ -214,7 +214,7 @@ def test_shells_complete_commands_options_files_and_models(
     capsys, monkeypatch: pytest.MonkeyPatch, shell: str, typed: str, wanted: str
 ):
     monkeypatch.setenv("_APOLLO_COMPLETE", f"{shell}_complete")
-    last = typed.split()[-1] if shell == "fish" else str(len(typed.split()) - 1)
+    last = typed.rsplit(maxsplit=1)[-1] if shell == "fish" else str(len(typed.split()) - 1)
     monkeypatch.setenv("COMP_WORDS", typed)
     monkeypatch.setenv("COMP_CWORD", last)
     with pytest.raises(SystemExit):

@@ -336,6 +336,6 @@ def _remarks(models: list[dict[str, Any]], machine: Machine) -> Iterator[str]:
             "apollo models pull NAME makes the plan exact"
         )
     yield (
-        f"assumed of a card: {CARD_SHARE:.0%} of its memory are free, and CUDA itself takes 0.6 GB; "
-        "a number below it is how many clips fit"
+        f"assumed of a card: {CARD_SHARE:.0%} of its memory are free, and CUDA itself takes 0.6 "
+        "GB; a number below it is how many clips fit"
     )
