@@ -176,6 +176,7 @@ ALL_VARIABLES = {"APOLLO_MODEL": "no-a", "APOLLO_FRAMES_MODEL": "no-b"}
     ],
 )
 def test_variables_set_options_and_are_named_when_they_are_wrong(
+    *,
     variables: dict[str, str],
     arguments: list[str],
     code: int,
