@@ -1,4 +1,4 @@
-"""How counts and lengths of time stand in a sentence."""
+"""How a count stands in a sentence."""
 
 from __future__ import annotations
 

@@ -127,11 +127,10 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
-    if flags["videos"]:
-        videos = list_videos(flags["videos"], output)
-        protect_inputs(output, videos)
+    videos = list_videos(flags["videos"], output) if flags["videos"] else []
+    protect_inputs(output, videos)
     with held(output, remark) if output else contextlib.nullcontext():
-        if flags["videos"]:
+        if videos:
             _ask_many(videos, request, form, remark, flags)
         else:
             _ask_once(files, request, form, remark, flags)
