@@ -15,6 +15,7 @@ from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_wo
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
 from apollo_cli.weights.bits import KINDS, QuantKind, fits_quantisation, quantised_bytes
+from apollo_cli.words import apart
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.
@@ -248,9 +249,10 @@ def ladder(
         middle = (fits + too_many) // 2
         fits, too_many = (middle, too_many) if needed(middle) <= free_bytes else (fits, middle)
     if fits < fewest_clips:
+        least, free = apart(needed(fewest_clips) / 1e9, free_bytes / 1e9)
         raise FitError(
-            f"{_gigabytes(needed(fewest_clips))} of memory are needed for the smallest run",
-            f"{_gigabytes(free_bytes)} are free on {run.device}",
+            f"{least} GB of memory are needed for the smallest run",
+            f"{free} GB are free on {run.device}",
             "take a smaller model, or close what else uses the memory",
         )
     settings = replace(smallest, clips=fits, most_clips=fits)
@@ -299,7 +301,3 @@ def precision_name(quant: QuantKind | None, dtype: str) -> str:
 def precisions() -> tuple[QuantKind | None, ...]:
     """All precisions of the language model, the largest first."""
     return (None, *reversed(KINDS))
-
-
-def _gigabytes(count: int) -> str:
-    return f"{count / 1e9:.1f} GB"

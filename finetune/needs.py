@@ -31,6 +31,7 @@ from apollo_cli.model.config import NetworkConfig
 from apollo_cli.video.opening import shown
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint
+from apollo_cli.words import apart
 
 # Side of the matrices by which the speed of a device is felt out; and how often.
 _SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}
@@ -89,8 +90,9 @@ def describe_needs(
     training = Training(recipe, run)
     estimate = estimate_training(training, longest)
     free = free_bytes(hardware.device)
-    known = "" if free is None else f"; free on {hardware.device} are {free / 1e9:.1f} GB"
-    yield "memory", f"{estimate.peak / 1e9:.1f} GB, computed ({estimate.describe()}){known}"
+    peak, left = apart(estimate.peak / 1e9, (estimate.peak if free is None else free) / 1e9)
+    known = "" if free is None else f"; free on {hardware.device} are {left} GB"
+    yield "memory", f"{peak} GB, computed ({estimate.describe()}){known}"
     if free is not None and estimate.peak > free:
         words, fits = lowered(training, longest, free)
         enough = "it fits with" if fits else "a smaller model is needed; not enough is"
@@ -124,9 +126,10 @@ def list_lacking(recipe: Recipe, config: NetworkConfig, steps: int, is_here: boo
     needed = values * (kept * (FLOAT32 + STATE_BYTES[recipe.optimizer]) + FLOAT32)
     free = _free_disk(recipe.output)
     if free is not None and free < needed:
+        taken, left = apart(needed / 1e9, free / 1e9)
         yield (
             f"room on the disk of {shown(recipe.output)}: {count(kept, 'checkpoint')} and the "
-            f"result take {needed / 1e9:.1f} GB, free are {free / 1e9:.1f}"
+            f"result take {taken} GB, free are {left}"
         )
 
 

@@ -17,6 +17,7 @@ from apollo_cli.finetune.preview import Piece, Preview
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.words import count
 from apollo_cli.video.opening import shown
+from apollo_cli.words import percent
 
 _COSTS: dict[Cost, str] = {
     "run": "FAULTS THAT STOP THE RUN",
@@ -175,11 +176,14 @@ class CheckReport:
             f"{' and '.join(recipe.train)} of {shown(recipe.model)}"
         )
         rows = [
-            (source.name, f"{count(source.samples, 'sample')}, {source.share:.0%} of the mixture")
+            (
+                source.name,
+                f"{count(source.samples, 'sample')}, {percent(source.share)} of the mixture",
+            )
             for source in self.sources
         ]
         rows.append(("held out", count(self.held_out, "sample")))
-        kinds = ", ".join(f"{kind} {share:.0%}" for kind, share in self.shares.items())
+        kinds = ", ".join(f"{kind} {percent(share)}" for kind, share in self.shares.items())
         rows.append(("kinds", kinds))
         if self.lengths:
             each = self.lengths

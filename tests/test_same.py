@@ -3,17 +3,25 @@
 from __future__ import annotations
 
 import json
+import re
+from itertools import pairwise
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
 
+import numpy as np
 import pytest
 import torch
+from safetensors.torch import load_file, save_file
 
 from apollo_cli import engine
 from apollo_cli.cli import main
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
+from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.model.tokenizer import load_tokenizer
+from apollo_cli.video.sampler import FrameGrid, plan_clips
+from apollo_cli.words import apart, percent
 from tests import tiny
 from tests.tiny import Tiny
 
@@ -100,3 +108,116 @@ def test_everyone_sees_the_same_number_of_clips(
         seen.add(len(fresh.watch(video)))
     assert len(seen) == 1
     assert 0 < planned["tokens"]["question"] < 100
+
+
+@pytest.mark.parametrize(
+    ("part", "stage"),
+    [
+        (f"vision_tower/{tiny.VIDEO}", tiny.VIDEO),
+        (f"vision_tower/{tiny.IMAGE}", tiny.IMAGE),
+        ("mm_connector", "connector"),
+        ("llm", "language model"),
+    ],
+)
+@pytest.mark.parametrize("flags", [[], ["--choice", "one", "--choice", "two"]])
+def test_values_that_are_no_numbers_name_their_stage(
+    part: str, stage: str, flags: list[str], tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model = tiny.save(tmp_path / "model")
+    file = model / part / "model.safetensors"
+    tensors = load_file(file)
+    key = next(k for k in tensors if "norm" in k or "patch_embed" in k or k.endswith("weight"))
+    tensors[key].flatten()[0] = float("nan")
+    save_file(tensors, file)
+    video = str(CASES / "five_frames.webm")
+    assert main(["ask", video, "one?", *flags, "--model", str(model), "--no-cache"]) == 5
+    told = capsys.readouterr()
+    assert stage in told.err
+    assert "apollo models verify" in told.err
+    assert told.out == ""
+
+
+def test_float16_that_overflows_names_the_dtypes_that_do_not(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+):
+    model = tiny.save(tmp_path / "model")
+    file = model / "llm" / "model.safetensors"
+    tensors = load_file(file)
+    tensors["model.layers.0.mlp.down_proj.weight"] *= 1e5
+    save_file(tensors, file)
+    flags = ["--model", str(model), "--max-new-tokens", "2", "--no-cache"]
+    asked = ["ask", str(CASES / "five_frames.webm"), "one?", *flags]
+    assert main([*asked, "--dtype", "float16"]) == 6
+    assert "bfloat16" in capsys.readouterr().err
+    assert main([*asked, "--dtype", "float32"]) == 0
+
+
+@pytest.mark.parametrize("state", ["truncation", "padding", "dropout", "both"])
+def test_no_state_of_a_tokenizer_file_changes_a_prompt(state: str, tmp_path: Path):
+    folder = tiny.TOKENIZER
+    plain = load_tokenizer(folder)
+    stored = json.loads(plain.backend.to_str())
+    cut = {"direction": "Right", "max_length": 3, "strategy": "LongestFirst", "stride": 0}
+    pad = {"strategy": {"Fixed": 50}, "direction": "Left", "pad_to_multiple_of": None}
+    pad |= {"pad_id": 0, "pad_type_id": 0, "pad_token": "!"}
+    stored["truncation"] = cut if state in ("truncation", "both") else None
+    stored["padding"] = pad if state in ("padding", "both") else None
+    stored["model"]["dropout"] = 0.5 if state == "dropout" else None
+    (tmp_path / "tokenizer.json").write_text(json.dumps(stored))
+    loaded = load_tokenizer(tmp_path)
+    for text in ("one two three four five six seven?", "<|im_start|>user\n 1 caf\u00e9<|im_end|>"):
+        for _ in range(3):
+            assert loaded.encode(text) == plain.encode(text)
+            assert loaded.encode_many([text, "a"]) == plain.encode_many([text, "a"])
+
+
+def test_numbers_that_differ_look_different():
+    numbers = np.geomspace(1e-3, 1e6, 200)
+    for one, other in [
+        *pairwise(numbers),
+        *((n, n + gap) for n in numbers for gap in (1e-4, 0.04)),
+    ]:
+        low, high = apart(one, other)
+        assert float(low) < float(high)
+    assert apart(2.0, 2.0 + 1e-12) == ("2.0", "2.0")
+    for share in (0.0, 1e-6, 0.004, 0.3, 0.994, 0.9951, 1 - 1e-6, 1.0):
+        told = percent(share)
+        assert (told == "100%") == (share == 1)
+        assert (told == "0%") == (share == 0)
+
+
+def test_what_is_seen_never_contradicts_its_share():
+    for seconds in (*np.linspace(2.1, 30, 60), 299.8, 3600.4, 86_400.0):
+        grid = FrameGrid(np.arange(int(seconds * 4)) / 4, 4.0)
+        for limit, steady in ((1, grid), (4, grid), (9, None), (149, None), (1799, None)):
+            plan = plan_clips(
+                float(seconds),
+                clip_seconds=2,
+                frames_per_clip=4,
+                limit=limit,
+                options=SamplingOptions(),
+                grid=steady,
+            )
+            told = plan.describe()
+            if "every moment" in told:
+                assert plan.coverage == pytest.approx(1)
+                continue
+            seen, every = map(float, re.findall(r"([\d.]+) s ", told))
+            assert seen < every
+            assert "100%" not in told
+            share = re.search(r"\((\d+)%\)", told)
+            if share:
+                assert seen / every == pytest.approx(int(share[1]) / 100, abs=0.03)
+
+
+@pytest.mark.parametrize(
+    ("options", "error"),
+    [({"start_seconds": 1.98}, UsageError), ({"short": "error"}, MediaError)],
+)
+def test_a_refusal_shows_two_numbers_that_differ(options: dict[str, Any], error: type[Exception]):
+    with pytest.raises(error) as refused:
+        plan_clips(
+            1.97, clip_seconds=2, frames_per_clip=4, limit=9, options=SamplingOptions(**options)
+        )
+    given, allowed = re.findall(r"([\d.]+) s", str(refused.value))
+    assert float(given) != float(allowed)

@@ -17,6 +17,7 @@ from apollo_cli.weights.listing import PARTS, Listing
 from apollo_cli.weights.manifests import FileRecord, Manifest, hash_file, write_manifest
 from apollo_cli.weights.registry import ModelSource, checked_revision
 from apollo_cli.weights.transfer import PARTIAL, Hub, RemoteFile, clear_errors, fetch_file
+from apollo_cli.words import apart
 
 SPARE_BYTES = 200_000_000
 
@@ -105,9 +106,9 @@ def fetch_model(
     wanted = checked_revision(revision) or source.revision or "main"
     plan = _plan(hub, source, wanted)
     if plan.missing_bytes + SPARE_BYTES > plan.free_bytes:
+        needed, free = apart((plan.missing_bytes + SPARE_BYTES) / 1e9, plan.free_bytes / 1e9)
         raise WeightsError(
-            f"{plan.repository} needs {plan.missing_bytes / 1e9:.2f} GB more, and the disk of "
-            f"{cache} has {plan.free_bytes / 1e9:.2f} GB free",
+            f"{plan.repository} needs {needed} GB more, and the disk of {cache} has {free} GB free",
             "",
             "free some space, or set HF_HOME to a folder on another disk",
         )

@@ -21,7 +21,7 @@ from apollo_cli.commands.output import (
     write_table,
 )
 from apollo_cli.errors import UsageError, WeightsError
-from apollo_cli.words import count
+from apollo_cli.words import count, percent
 
 if TYPE_CHECKING:
     from apollo_cli.weights.hub import PullPlan
@@ -236,9 +236,9 @@ def verify_command(context: click.Context, name: str, quant: str | None, as_json
     click.echo(f"ok: {report.folder} is complete, {hashed}")
     if agreement:
         click.echo(
-            f"{quant}: {agreement['same']:.1%} of {agreement['tokens']} tokens are those of "
-            f"{agreement['dtype']}; logits differ by {agreement['distance']:.3f} of their length, "
-            f"{agreement['divergence']:.4f} nats a token"
+            f"{quant}: {percent(agreement['same'], 1)} of {agreement['tokens']} tokens are those "
+            f"of {agreement['dtype']}; logits differ by {agreement['distance']:.3f} of their "
+            f"length, {agreement['divergence']:.4f} nats a token"
         )
         if agreement["whole"]:
             say(f"left whole, since their shape cannot be quantised: {_few(agreement['whole'])}")

@@ -12,7 +12,7 @@ import torch
 from torch import nn
 from transformers import Qwen2Config, Qwen2ForCausalLM
 
-from apollo_cli.errors import FitError
+from apollo_cli.errors import ApolloError, DeviceError, FitError, WeightsError
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.connector import Connector
 from apollo_cli.model.encoders import (
@@ -73,8 +73,24 @@ class ApolloModel(nn.Module):
         return torch.cat(fused, dim=-1).flatten(1, 3)
 
     def encode_clips(self, pixels: dict[str, torch.Tensor]) -> torch.Tensor:
-        """Turn the pixels of clips into visual tokens (B, R, H)."""
-        return self.connector(self.encode_features(pixels).to(self.dtype))
+        """Turn the pixels of clips into visual tokens (B, R, H); raises as ``connect`` does."""
+        return self.connect(self.encode_features(pixels))
+
+    def connect(self, features: torch.Tensor) -> torch.Tensor:
+        """Turn what the encoders gave, (B, t x rows x columns, V), into visual tokens (B, R, H).
+
+        Raises:
+            DeviceError: in float16, the tokens are not finite. WeightsError: in another dtype.
+                Not while gradients are recorded: training looks at its loss.
+        """
+        tokens = self.connector(features.to(self.dtype))
+        if not torch.is_grad_enabled() and not torch.isfinite(tokens).all():
+            parts = features.split([encoder.width for encoder in self.config.encoders], dim=-1)
+            named = zip(self.config.encoders, parts, strict=True)
+            broken = (e.name for e, part in named if not torch.isfinite(part.to(self.dtype)).all())
+            first = next(broken, None)
+            raise not_finite(f"encoder {first}" if first else "connector", self.dtype)
+        return tokens
 
     def embed(self, ids: Sequence[int], visual: torch.Tensor | None) -> torch.Tensor:
         """Embed a prompt, visual tokens in place of their placeholders, in order.
@@ -102,3 +118,17 @@ class ApolloModel(nn.Module):
             embeddings = embeddings.clone()
             embeddings[places] = visual.to(embeddings)
         return embeddings.unsqueeze(0)
+
+
+def not_finite(stage: str, dtype: torch.dtype) -> ApolloError:
+    """The error of a stage that gave NaN or infinity, with what helps in its dtype."""
+    name = str(dtype).removeprefix("torch.")
+    received = f"the {stage} gave NaN or infinite values in {name}"
+    if dtype == torch.float16:
+        allowed = "numbers above 65504 overflow in float16"
+        return DeviceError(received, allowed, "use --dtype bfloat16 or --dtype float32")
+    return WeightsError(
+        received,
+        "the weights are damaged, or numbers overflow",
+        "check them with apollo models verify, or use --dtype float32 without --quant",
+    )

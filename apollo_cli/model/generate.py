@@ -11,7 +11,7 @@ import torch
 from transformers import DynamicCache
 
 from apollo_cli.config import PREFILL_CHUNK, GenerationOptions
-from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.apollo import ApolloModel, not_finite
 
 
 @torch.inference_mode()
@@ -32,12 +32,21 @@ def prefill(
 
     Returns:
         Logits of the last position, (K,), float32.
+
+    Raises:
+        DeviceError: in float16, they are not finite. WeightsError: in another dtype.
     """
     hidden = None
     for chunk in embeddings.split(chunk_tokens, dim=1):
         hidden = model.llm.model(inputs_embeds=chunk, cache=cache).last_hidden_state
     assert hidden is not None
-    return model.llm.lm_head(hidden[:, -1])[0].float()
+    logits = model.llm.lm_head(hidden[:, -1])[0].float()
+    # NaN and infinity both come out as the maximum: one number is enough to look at.
+    if not torch.isfinite(logits.max()):
+        sound = torch.isfinite(embeddings).all()
+        stage = "language model" if sound else "visual tokens or embeddings of the prompt"
+        raise not_finite(stage, embeddings.dtype)
+    return logits
 
 
 def generate(

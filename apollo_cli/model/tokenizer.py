@@ -25,6 +25,11 @@ class TextTokenizer:
     """Text to ids and back; special tokens such as ``<|im_end|>`` are recognised in text."""
 
     def __init__(self, backend: Tokenizer) -> None:
+        # A file may hold these; they would cut, lengthen or change prompts without a word.
+        backend.no_truncation()
+        backend.no_padding()
+        if getattr(backend.model, "dropout", None):
+            backend.model.dropout = None
         self.backend = backend
 
     def __len__(self) -> int:

@@ -8,6 +8,7 @@ from typing import NoReturn
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.opening import shown
+from apollo_cli.words import apart
 
 
 @dataclass(frozen=True)
@@ -46,9 +47,10 @@ class Limits:
             MediaError: with both numbers and the flag that raises the limit.
         """
         if seconds > self.max_seconds:
+            lasts, allowed = apart(seconds / 3600, self.max_seconds / 3600)
             raise MediaError(
-                f"{shown(path)} lasts {seconds / 3600:.1f} hours",
-                f"allowed are {self.max_seconds / 3600:.1f}",
+                f"{shown(path)} lasts {lasts} hours",
+                f"allowed are {allowed}",
                 "raise it with --max-hours, or cut the video",
             )
 

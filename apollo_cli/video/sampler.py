@@ -14,12 +14,11 @@ import numpy as np
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.words import apart, percent
 
 _EPSILON = 1e-6
 # Containers round their times to as much as a millisecond.
 _INSIDE_SECONDS = 2e-3
-# Below this, a share is not told as a number.
-_LITTLE = 0.01
 
 
 @dataclass(frozen=True)
@@ -45,13 +44,6 @@ class ClipPlan:
         return len(self.times)
 
     @property
-    def spacing_seconds(self) -> float:
-        """Distance between the starts of neighbouring clips."""
-        if len(self) < 2:
-            return self.end_seconds - self.start_seconds
-        return float(self.times[-1, 0] - self.times[0, 0]) / (len(self) - 1)
-
-    @property
     def seen_seconds(self) -> float:
         """Seconds of the window that lie inside a clip."""
         window = self.end_seconds - self.start_seconds
@@ -67,15 +59,14 @@ class ClipPlan:
         """Say in words what is looked at and what is not."""
         if self.is_uniform:
             step = (self.end_seconds - self.start_seconds) / self.times.size
-            return f"{self.times.size} frames, one every {step:.1f} s"
+            return f"{self.times.size} frames, one every {apart(step, 0.0)[0]} s"
         count = f"{len(self)} clip{'s' if len(self) != 1 else ''}"
         if len(self) >= self.wanted_clips:
             return f"{count}, every moment seen"
-        share = "under 1%" if self.coverage < _LITTLE else f"{self.coverage:.0%}"
-        return (
-            f"{count}, {self.clip_seconds:.1f} s seen of every {self.spacing_seconds:.1f} s "
-            f"({share})"
-        )
+        # Of the window, not from clip to clip: what lies behind the last clip counts too.
+        window = self.end_seconds - self.start_seconds
+        seen, every = apart(self.seen_seconds / len(self), window / len(self))
+        return f"{count}, {seen} s seen of every {every} s ({percent(self.coverage)})"
 
 
 @dataclass(frozen=True)
@@ -95,7 +86,8 @@ def resolve_window(duration_seconds: float, options: SamplingOptions) -> tuple[f
     start = options.start_seconds
     end = duration_seconds if options.end_seconds is None else options.end_seconds
     if start >= duration_seconds and start > 0:
-        raise UsageError(f"--from {start:g} s", f"the video ends at {duration_seconds:.1f} s")
+        given, last = apart(start, duration_seconds)
+        raise UsageError(f"--from {given} s", f"the video ends at {last} s")
     return start, min(end, duration_seconds)
 
 
@@ -148,9 +140,10 @@ def plan_clips(
     length = frames_per_clip / options.fps if options.fps else float(clip_seconds)
     if window < length - _EPSILON and options.short != "repeat":
         if options.short == "error":
+            lasts, needed = apart(window, length)
             raise MediaError(
-                f"the video (or window) lasts {window:.2f} s",
-                f"one clip is {length:g} s",
+                f"the video (or window) lasts {lasts} s",
+                f"one clip is {needed} s",
                 "use --short repeat or --short stretch",
             )
         times = start + np.arange(frames_per_clip) * window / frames_per_clip

@@ -230,7 +230,7 @@ def list_file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list
 
 
 def _window_faults(sample: Sample, visual: Visual, facts: FileFacts) -> Iterator[Fault]:
-    length = f"{shown(visual.path.name)} ends at {facts.duration_seconds:.1f} s"
+    length = f"{shown(visual.path.name)} ends at {facts.duration_seconds:g} s"
     if visual.start_seconds and visual.start_seconds >= facts.duration_seconds:
         yield Fault("outside_video", sample.name, f"from is {visual.start_seconds:g}; {length}")
     elif (visual.end_seconds or 0.0) > facts.duration_seconds + _END_SLACK_SECONDS:

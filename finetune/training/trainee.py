@@ -128,7 +128,7 @@ class Trainee(nn.Module):
         for start in range(0, len(next(iter(pixels.values()))), batch):
             piece = {name: p[start : start + batch] for name, p in pixels.items()}
             features = self._through(network.encoders, network.encode_features, piece)
-            tokens.append(self._through(network.connector, self._connect, features))
+            tokens.append(self._through(network.connector, network.connect, features))
         return torch.cat(tokens)
 
     def _through(
@@ -138,9 +138,6 @@ class Trainee(nn.Module):
         needed = _learns(part) or (isinstance(given, torch.Tensor) and given.requires_grad)
         with torch.set_grad_enabled(torch.is_grad_enabled() and needed):
             return self._again(compute, given)
-
-    def _connect(self, features: torch.Tensor) -> torch.Tensor:
-        return self.network.connector(features.to(self.network.dtype))
 
     def _loss(self, hidden: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
         logits = self.network.llm.lm_head(hidden).float()
