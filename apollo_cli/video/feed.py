@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import av
@@ -30,31 +30,49 @@ _ANY_DAMAGE = re.compile(r"^(?!.*MVs not available)", re.DOTALL)
 _MOST_COMPLAINTS = 64
 
 
+def picture_streams(
+    container: av.container.InputContainer,
+) -> list[av.video.stream.VideoStream]:
+    """The moving ones in a known coding; cover art is none."""
+    return [s for s in container.streams.video if s.codec_context is not None and not is_cover(s)]
+
+
+def is_cover(stream: av.video.stream.VideoStream) -> bool:
+    """Whether a stream is a picture attached to the file."""
+    return bool(stream.disposition & stream.disposition.attached_pic)
+
+
 def silence_other_streams(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+    container: av.container.InputContainer, *streams: av.video.stream.VideoStream
 ) -> None:
     """Let the demuxer drop what is not read, instead of fetching and sorting it in."""
+    read = [stream.index for stream in streams]
     for other in container.streams:
-        if other.index != stream.index:
+        if other.index not in read:
             other.discard = Discard.all
 
 
 def filled_packets(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+    container: av.container.InputContainer,
+    *streams: av.video.stream.VideoStream,
+    on_late_stream: Callable[[], None] = lambda: None,
 ) -> Iterator[av.Packet]:
-    """The packets of a stream from the present position on, without the empty ones at the end.
+    """The packets of streams from the present position on, without the empty ones at the end.
+
+    Args:
+        on_late_stream: is called at the end of a file in which further streams appear on the way.
 
     Raises:
         FFmpegError: the container can't be followed any further.
     """
     try:
-        for packet in container.demux(stream):
+        for packet in container.demux(*streams):
             if packet.size:
                 progress.advance()
                 yield packet
     except IndexError:
-        # PyAV fails at the end of a file in which further streams appear on the way.
-        return
+        # This is how PyAV fails there.
+        on_late_stream()
 
 
 class Feed:

@@ -3,14 +3,17 @@
 from __future__ import annotations
 
 from fractions import Fraction
+from pathlib import Path
 
 import av
 import av.container
 import av.video.stream
 import numpy as np
 
+from apollo_cli.video.boxes import structure_faults
 from apollo_cli.video.clock import Clock
-from apollo_cli.video.packets import PacketScan
+from apollo_cli.video.feed import picture_streams
+from apollo_cli.video.packets import NO_TIME, PacketScan
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import Times, damaged_spans, typical_step
 from apollo_cli.video.trial import FirstPictures
@@ -20,11 +23,13 @@ _LENGTH_SLACK = 0.05
 _LENGTH_SLACK_SECONDS = 0.5
 _LONG_GAP_SECONDS = 60.0
 _SPLICED_GAP_SECONDS = 5.0
+_HANDOVER_SECONDS = 0.2
 _OFFSET_SECONDS = 0.9
 _SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
 
 
 def describe_faults(
+    path: Path,
     container: av.container.InputContainer,
     stream: av.video.stream.VideoStream,
     *,
@@ -37,11 +42,18 @@ def describe_faults(
     """All warnings about a file, the gravest first."""
     faults = [
         *_missing(scan, first),
+        *_unread(container, stream, scan),
+        *structure_faults(path, container.format.name, stream.id),
         *_times(container, times, clock.seconds),
         *_promises(container, stream, times, clock),
     ]
     if scan.formats > 1:
         faults.append("the picture's size or format changes on the way")
+    if first.odd_angle:
+        faults.append(
+            f"the picture is turned by {first.odd_angle:.0f} degrees: it is shown upright to the "
+            "nearest right angle"
+        )
     if first.interlaced:
         faults.append("interlaced: pictures are taken as they are stored")
     if first.hdr:
@@ -53,6 +65,28 @@ def describe_faults(
     if aspect and display_shape(width, height, aspect) == (width, height):
         faults.append(f"a pixel aspect of {aspect} is ignored")
     return tuple(faults)
+
+
+def _unread(
+    container: av.container.InputContainer, stream: av.video.stream.VideoStream, scan: PacketScan
+) -> list[str]:
+    faults = []
+    others = [other for other in picture_streams(container) if other.index != stream.index]
+    if others:
+        names = ", ".join(str(other.index) for other in others)
+        faults.append(
+            f"only picture stream {stream.index} is read, not {names}: choose with --stream"
+        )
+    known = scan.pts[scan.pts != NO_TIME] * float(stream.time_base or 1)
+    for index, (begins, ends) in scan.elsewhere.items():
+        # Pictures that go on in another stream, not the same time seen by another camera.
+        is_later = bool(len(known)) and begins > known.max() - _HANDOVER_SECONDS
+        is_earlier = bool(len(known)) and ends < known.min() + _HANDOVER_SECONDS
+        if is_later or is_earlier:
+            faults.append(f"stream {index} holds the pictures from {begins:.1f} s to {ends:.1f} s")
+    if scan.late_streams:
+        faults.append("further streams begin on the way: they are not read")
+    return faults
 
 
 def _missing(scan: PacketScan, first: FirstPictures) -> list[str]:

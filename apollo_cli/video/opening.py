@@ -15,6 +15,7 @@ import av.container
 from av.error import ArgumentError, FFmpegError
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video.boxes import index_fault
 
 MediaKind = Literal["image", "container"]
 
@@ -229,31 +230,19 @@ def open_container(path: Path) -> av.container.InputContainer:
             "allowed are mp4, mov, mkv, webm, avi, ts, mpg, wmv, flv, ogg and the like",
         ) from None
     except (FFmpegError, OSError) as error:
-        if _lacks_index(path):
-            raise MediaError(
-                f"{shown(path)} is incomplete: it has no index (moov)",
-                next_step="copy, download or record it again",
-            ) from None
+        check_index(path)
         reason = (error.strerror or type(error).__name__).lower()
         raise MediaError(f"{shown(path)} is not a readable video ({reason})") from None
 
 
-def _lacks_index(path: Path) -> bool:
-    """Whether an mp4 or mov file has no moov box at its top level."""
-    size = path.stat().st_size
-    with path.open("rb") as file:
-        if file.read(12)[4:8] not in (b"ftyp", b"mdat", b"wide", b"free", b"skip"):
-            return False
-        position = 0
-        while position + 8 <= size:
-            file.seek(position)
-            header = file.read(16)
-            length, kind = int.from_bytes(header[:4], "big"), header[4:8]
-            if kind == b"moov":
-                return False
-            if length == 1:
-                length = int.from_bytes(header[8:16], "big")
-            if length < 8:
-                break
-            position += length
-    return True
+def check_index(path: Path) -> None:
+    """Say why an mp4 or mov file cannot be read, where its boxes tell.
+
+    Raises:
+        MediaError: its index is missing or cut, or it is encrypted.
+    """
+    fault = index_fault(path)
+    if "encrypted" in fault:
+        raise MediaError(f"{shown(path)} {fault}", "an unprotected file is needed")
+    if fault:
+        raise MediaError(f"{shown(path)} {fault}", next_step="copy, download or record it again")

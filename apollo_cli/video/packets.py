@@ -13,7 +13,7 @@ import numpy as np
 from av.error import FFmpegError
 
 from apollo_cli.video.coding import length_bytes, parameter_sets
-from apollo_cli.video.feed import filled_packets, silence_other_streams
+from apollo_cli.video.feed import filled_packets, picture_streams, silence_other_streams
 
 NO_TIME = np.iinfo(np.int64).min
 
@@ -21,6 +21,9 @@ NO_TIME = np.iinfo(np.int64).min
 _NEVER_ZERO = ("h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mjpeg")
 
 _HOLE_BYTES = 16
+
+# Bytes from one unit of a transport stream to the next, of the kinds that there are.
+_TRANSPORT_STEPS = (188, 192, 204)
 
 # Parameter sets of each codec, by kind of NAL unit; the first kind fixes the picture's format.
 _PARAMETER_SETS = {"h264": (7, 8), "hevc": (33, 32, 34)}
@@ -48,6 +51,8 @@ class PacketScan:
         gaps: numbers of the packets from which on data is missing.
         cut_short: the last packet is incomplete: the file ends early.
         blank: number of packets with a hole of zeros.
+        late_streams: further streams appear on the way.
+        elsewhere: first and last decoding time, in seconds, of each other picture stream.
         encrypted: the content is protected.
     """
 
@@ -61,6 +66,8 @@ class PacketScan:
     gaps: list[int]
     cut_short: bool
     blank: int
+    late_streams: bool
+    elsewhere: dict[int, tuple[float, float]]
     encrypted: bool
 
 
@@ -76,12 +83,16 @@ class _Columns:
         self._header = context.extradata or b""
         self._is_changed = False
         self._zero_tails: list[int] = []
+        self._place = -1
+        self._steps = _TRANSPORT_STEPS
         self.stamps = array("q")
         self.flags = bytearray()
         self.formats: set[bytes] = set()
         self.needs_all = False
         self.gaps: list[int] = []
         self.blank = 0
+        self.late_streams = False
+        self.elsewhere: dict[int, tuple[float, float]] = {}
         self.encrypted = False
         self.ends_broken = False
 
@@ -108,11 +119,34 @@ class _Columns:
             self._blank_out(number)
         elif self._lengths and not any(data[-_HOLE_BYTES:]):
             self._zero_tails.append(number)
+        if self._is_transport and packet.pos is not None:
+            self._follow(number, packet.pos)
         self.ends_broken = packet.is_corrupt
         # Other containers mark the last packet only, when the file ends inside of it.
         if self.ends_broken and self._is_transport:
             # The mark of a transport stream comes up to one picture early.
             self.gaps.append(number + 2)
+
+    def _follow(self, number: int, place: int) -> None:
+        """Units of a transport stream follow each other at one distance, unless bytes are lost."""
+        if self._place >= 0 and place > self._place:
+            kept = tuple(s for s in self._steps if (place - self._place) % s == 0)
+            if not kept:
+                # The picture in front may be cut, too.
+                self.gaps.append(number - 1)
+            self._steps = kept or _TRANSPORT_STEPS
+        self._place = place
+
+    def note_late_stream(self) -> None:
+        """Further streams have appeared on the way."""
+        self.late_streams = True
+
+    def note_elsewhere(self, packet: av.Packet) -> None:
+        """A packet of a picture stream that is not read."""
+        if packet.dts is not None:
+            seconds = float(packet.dts * packet.time_base)
+            first, _ = self.elsewhere.get(packet.stream_index, (seconds, seconds))
+            self.elsewhere[packet.stream_index] = (first, seconds)
 
     def _blank_out(self, number: int) -> None:
         """A packet lies in a hole of the file. Zeros at the end alone may be padding."""
@@ -162,6 +196,8 @@ class _Columns:
             gaps=self.gaps,
             cut_short=cut_short,
             blank=self.blank,
+            late_streams=self.late_streams,
+            elsewhere=self.elsewhere,
             encrypted=self.encrypted,
         )
 
@@ -173,10 +209,14 @@ def scan_packets(
 
     Damage ends the scan where the container can't be followed.
     """
-    silence_other_streams(container, stream)
+    streams = [stream, *(s for s in picture_streams(container) if s.index != stream.index)]
+    silence_other_streams(container, *streams)
     columns = _Columns(stream, container.format.name)
     try:
-        for packet in filled_packets(container, stream):
+        for packet in filled_packets(container, *streams, on_late_stream=columns.note_late_stream):
+            if packet.stream_index != stream.index:
+                columns.note_elsewhere(packet)
+                continue
             columns.add(packet)
             if len(columns.flags) > most:
                 return None

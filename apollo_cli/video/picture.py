@@ -37,15 +37,20 @@ class Turn:
 
 def read_turn(frame: av.VideoFrame) -> Turn:
     """The turn that a display matrix asks for, to the nearest right angle."""
+    angle, mirrored = turn_angle(frame)
+    return Turn(round(angle / 90) * 90 % 360, mirrored)
+
+
+def turn_angle(frame: av.VideoFrame) -> tuple[float, bool]:
+    """Degrees clockwise that a display matrix asks for, and whether it mirrors before that."""
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
-        return Turn()
+        return 0.0, False
     a, b, _, c, d, *_ = np.frombuffer(matrix, dtype=np.int32, count=9).tolist()
     mirrored = a * d - b * c < 0
     if mirrored:
         a, b = -a, -b
-    angle = math.degrees(math.atan2(b, a))
-    return Turn(round(angle / 90) * 90 % 360, mirrored)
+    return math.degrees(math.atan2(b, a)) % 360, mirrored
 
 
 def display_shape(width: int, height: int, aspect: Fraction | None) -> tuple[int, int]:

@@ -13,12 +13,14 @@ import numpy as np
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.clock import read_clock
+from apollo_cli.video.feed import is_cover, picture_streams
 from apollo_cli.video.findings import describe_faults
 from apollo_cli.video.folder import probe_folder
 from apollo_cli.video.images import read_image_facts
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
 from apollo_cli.video.opening import (
+    check_index,
     identify,
     open_container,
     resolve_file,
@@ -128,12 +130,11 @@ def pick_stream(
     Raises:
         MediaError: there is no picture stream, or none of that number.
     """
-    moving = [s for s in container.streams.video if not s.disposition & s.disposition.attached_pic]
-    known = [s for s in moving if s.codec_context is not None]
-    if moving and not known:
-        raise MediaError(f"{shown(path)} has pictures in a coding that is not known")
-    moving = known
+    moving = picture_streams(container)
     if not moving:
+        check_index(path)
+        if any(not is_cover(s) for s in container.streams.video):
+            raise MediaError(f"{shown(path)} has pictures in a coding that is not known")
         has_sound = bool(container.streams.audio)
         what = "has sound only" if has_sound else "has no picture stream"
         raise MediaError(f"{shown(path)} {what}", "a picture stream is needed")
@@ -177,7 +178,7 @@ def _assemble(
     aspect = None if not aspect or aspect == 1 else aspect
     codec, kind = stream.codec_context.name, container.format.name
     faults = describe_faults(
-        container, stream, scan=scan, first=first, times=times, clock=clock, aspect=aspect
+        path, container, stream, scan=scan, first=first, times=times, clock=clock, aspect=aspect
     )
     timeline = build_timeline(
         scan,

@@ -13,7 +13,7 @@ from apollo_cli.errors import MediaError
 from apollo_cli.video.feed import Feed
 from apollo_cli.video.opening import shown
 from apollo_cli.video.packets import NO_TIME, PacketScan
-from apollo_cli.video.picture import Turn, read_turn
+from apollo_cli.video.picture import Turn, read_turn, turn_angle
 from apollo_cli.video.timeline import leading_packets
 from apollo_cli.video.tonemap import is_hdr
 
@@ -29,6 +29,7 @@ class FirstPictures:
         size: stored width and height.
         pixel_format: FFmpeg's name.
         turn: from the display matrix.
+        odd_angle: degrees of a turn that is no right angle, else 0.
         interlaced, hdr: flags of the first picture.
         reorders: the decoder holds pictures back, to put them into another order.
         undecodable: (packets,) bool: in front of the first key packet, or behind it and built on
@@ -38,6 +39,7 @@ class FirstPictures:
     size: tuple[int, int]
     pixel_format: str
     turn: Turn
+    odd_angle: float
     interlaced: bool
     hdr: bool
     reorders: bool
@@ -89,6 +91,7 @@ def decode_first(path: Path, stream_index: int, scan: PacketScan) -> FirstPictur
         size=(first.width, first.height),
         pixel_format=first.format.name,
         turn=read_turn(first),
+        odd_angle=angle if abs((angle := turn_angle(first)[0]) / 90 % 1 - 0.5) < 0.49 else 0.0,
         interlaced=first.interlaced_frame,
         hdr=is_hdr(first),
         reorders=feed.stream.codec_context.has_b_frames,

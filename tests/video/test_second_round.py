@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
+from av.video.stream import VideoStream
 
+from apollo_cli.errors import MediaError
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, read_frames
@@ -106,3 +109,61 @@ def test_a_damaged_picture_without_heirs_is_lost_alone_in_mpeg_4_too(tmp_path: P
     marks, damaged = read_marks(probe(path), list(range(60)))
     assert damaged == [1]
     assert [mark for _, mark in marks] == [0, 0, *range(2, 60)]
+
+
+def twice(data: bytes) -> bytes:
+    return data * 2
+
+
+def cut_index(data: bytes) -> bytes:
+    return data[: data.rindex(b"moov") + 400]
+
+
+def hold_still(data: bytes) -> bytes:
+    # The rate of the first entry of the edit list.
+    at = data.index(b"elst") + 20
+    return data[:at] + bytes(4) + data[at + 4 :]
+
+
+TOLD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "another stream goes on": ("pid_change.ts", bytes, r"stream 1 holds the pictures from"),
+    "which stream is read": ("pid_change.ts", bytes, "only picture stream 0 is read, not 1"),
+    "lost bytes": ("i_ts_resync.ts", bytes, "data is lost in 2 places"),
+    "a gap in the edits": ("edits_gap.mp4", bytes, "shows nothing for 2.00 s"),
+    "a still in the edits": ("edits_gap.mp4", hold_still, "holds pictures"),
+    "two mp4": ("cfr10_target.mp4", twice, "another file is stored behind the first"),
+    "two flv": ("concat_flv_size.flv", twice, "another file is stored behind the first"),
+}
+
+
+@pytest.mark.parametrize("case", TOLD)
+def test_what_is_not_read_is_told(tmp_path: Path, case: str):
+    name, change, said = TOLD[case]
+    path = tmp_path / name
+    path.write_bytes(change((FOLDER / name).read_bytes()))
+    assert said in " ".join(probe(path).warnings)
+
+
+@pytest.mark.parametrize(
+    ("name", "change", "said"),
+    [
+        ("cenc_frag.mp4", bytes, "is encrypted"),
+        ("cfr30.mp4", cut_index, r"its index \(moov\) is cut"),
+    ],
+)
+def test_why_a_file_cannot_be_opened_is_told(
+    tmp_path: Path, name: str, change: Callable[[bytes], bytes], said: str
+):
+    path = tmp_path / name
+    path.write_bytes(change((FOLDER / name).read_bytes()))
+    with pytest.raises(MediaError, match=rf"{name} .*{said}"):
+        probe(path)
+
+
+@pytest.mark.parametrize(("degrees", "odd"), [(30, True), (90, False), (45, True), (180, False)])
+def test_a_turn_by_no_right_angle_is_told(tmp_path: Path, degrees: int, odd: bool):
+    def turn(stream: VideoStream) -> None:
+        stream.set_display_rotation(degrees)
+
+    info = probe(make_film(tmp_path / "turned.mp4", count=2, prepare=turn))
+    assert any("nearest right angle" in fault for fault in info.warnings) == odd
