@@ -323,12 +323,12 @@ class Watcher:
             }
             try:
                 tokens.extend(self.network.encode_clips(piece))
-            except torch.OutOfMemoryError:
+            except torch.OutOfMemoryError as error:
                 if size == 1:
                     raise FitError(
                         "one clip does not fit the memory of the device",
                         next_step="use --device cpu or a smaller model",
-                    ) from None
+                    ) from error
                 self.encode_batch = size // 2
                 torch.cuda.empty_cache()
                 notes.append(f"out of memory: clips are now encoded {size // 2} at a time")

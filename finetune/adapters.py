@@ -41,6 +41,7 @@ from apollo_cli.weights.adapter import (
 )
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
+from apollo_cli.weights.finite import is_finite
 from apollo_cli.weights.load import load_model
 from apollo_cli.weights.locate import LocatedModel, locate_model
 from apollo_cli.weights.manifests import hash_file
@@ -50,7 +51,7 @@ from apollo_cli.weights.quantize import is_quantised
 LLM_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXTRA = 'pip install "apollo-video-cli[finetune]"'
 _ADAPTER_NAME = "default"
-_UNFINISHED = ".result.unfinished"
+UNFINISHED = ".result.unfinished"
 
 
 @dataclass(frozen=True)
@@ -241,9 +242,10 @@ def save_result(
         The folder.
 
     Raises:
-        DataError: it cannot be written, for example since the disk is full.
+        DataError: a tensor is NaN or infinite, or the result cannot be written, for example since
+            the disk is full. An earlier result stays.
     """
-    unfinished = folder / _UNFINISHED
+    unfinished = folder / UNFINISHED
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
@@ -302,6 +304,13 @@ def _tensors(
 def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     held = {name: tensor.detach().cpu().contiguous() for name, tensor in tensors.items()}
+    for name, tensor in held.items():
+        if not is_finite(tensor):
+            raise DataError(
+                f"tensor {name} of {path.name} has become NaN or infinite",
+                "such a result is not saved",
+                "start again with --fresh and a lower learning_rate",
+            )
     save_file(held, path, metadata={"format": "pt"})
     # The library makes files for their owner alone.
     mask = os.umask(0)

@@ -16,6 +16,7 @@ from apollo_cli.finetune.data.survey import (
     Length,
     Ruler,
     list_file_faults,
+    list_length_faults,
     measure_samples,
     probe_files,
 )
@@ -107,6 +108,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         return _report(recipe, dataset, [*dataset.faults, *broken, unknown, *machine])
     ruler = Ruler(model.planner, recipe.sampling, recipe.max_tokens)
     lengths, found = measure_samples(samples, files, ruler, on_progress)
+    found += list_length_faults(found, len(samples), recipe)
     measured = {
         sample.name: length
         for sample, length in zip(samples, lengths, strict=True)

@@ -241,6 +241,15 @@ def _check_keys(
     values = {}
     for key, value in raw.items():
         if key not in checks:
+            if where and key in CHECKS:
+                faults.append(
+                    f"{where}{key} belongs to the whole recipe: write it above the first [[...]], "
+                    "since every line below belongs to that table"
+                )
+                continue
+            if key in SOURCE_CHECKS:
+                faults.append(f"{where}{key} belongs to a file of data: write it below [[data]]")
+                continue
             near = get_close_matches(key, [*checks, *TABLES] if not where else list(checks), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
             faults.append(f"{where}{key[:60]} is not a key of a recipe{hint}")

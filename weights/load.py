@@ -17,6 +17,7 @@ from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.bits import QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
+from apollo_cli.weights.finite import check_finite
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
     QuantReport,
@@ -242,6 +243,7 @@ def _fill(
                 if current not in handles:
                     handles[current] = safe_open(current, framework="pt")
                 tensors[key] = handles[current].get_tensor(info.key)
+                check_finite({key: tensors[key]}, current)
                 done += info.size_bytes
             _assign(place, tensors, device, dtype)
             if on_progress is not None:

@@ -25,6 +25,7 @@ from apollo_cli.weights.adapter import (
     LoraSettings,
 )
 from apollo_cli.weights.checkpoint import CONNECTOR, LLM, encoder_part
+from apollo_cli.weights.finite import check_finite
 from apollo_cli.weights.quantize import fill_layer, is_quantised
 from apollo_cli.weights.shards import name_some, read_header
 
@@ -50,12 +51,18 @@ class Change:
     scale: float = 1.0
 
     def read(self, name: str) -> torch.Tensor:
-        """One tensor of the file."""
+        """One tensor of the file.
+
+        Raises:
+            WeightsError: it cannot be read, or holds NaN or infinity.
+        """
         try:
             with safe_open(self.file, framework="pt") as handle:
-                return handle.get_tensor(name)
+                tensor = handle.get_tensor(name)
         except (SafetensorError, OSError) as error:
             raise WeightsError(f"{self.file} cannot be read ({error})") from None
+        check_finite({name: tensor}, self.file)
+        return tensor
 
     def on(self, tensor: torch.Tensor) -> torch.Tensor:
         """The changed tensor, in the dtype and on the device of the given one."""

@@ -91,6 +91,7 @@ KINDS: dict[str, FaultKind] = {
     ),
     # The mixture and the recipe.
     "recipe": FaultKind("run"),
+    "mostly_too_long": FaultKind("run"),
     "result_not_there": FaultKind(
         "note", "a result to start from", "run the recipe that writes it first, or both in a row"
     ),
@@ -128,6 +129,7 @@ class Fault:
         where: the file, line or entry, such as ``bees.jsonl:12``.
         received: what was found there, without ``where``.
         allowed, next_step: where the kind's own words are not exact enough.
+        needed_tokens: of a sample that is too long for max_tokens, with one clip of each video.
     """
 
     kind: str
@@ -135,6 +137,7 @@ class Fault:
     received: str
     allowed: str = ""
     next_step: str = ""
+    needed_tokens: int = 0
 
     @property
     def cost(self) -> Cost:

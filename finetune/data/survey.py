@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
+from typing import TYPE_CHECKING
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import FitError, MediaError, UsageError
@@ -22,12 +23,16 @@ from apollo_cli.finetune.training.examples import (
     reserve_of,
     spell_turns,
 )
+from apollo_cli.finetune.words import count
 from apollo_cli.planning import Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.opening import shown
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.watching import Progress, no_progress
+
+if TYPE_CHECKING:
+    from apollo_cli.finetune.recipe import Recipe
 
 _END_SLACK_SECONDS = 0.5
 _STALL_SECONDS = 30.0
@@ -74,7 +79,10 @@ class Ruler:
             plans, prefix = self._look(sample, infos, len(labels))
         except FitError as error:
             words = error.received.removeprefix(f"{sample.name}: ")
-            faults.append(Fault("too_long", sample.name, words, error.allowed, error.next_step))
+            needed = self._needed(sample, infos)
+            faults.append(
+                Fault("too_long", sample.name, words, error.allowed, error.next_step, needed)
+            )
             return None
         for visual, plan in zip(sample.visuals, plans, strict=True):
             if len(plan) < plan.wanted_clips:
@@ -83,6 +91,16 @@ class Ruler:
                 faults.append(Fault("thinned", sample.name, words, next_step=remedy))
         coverage = min((plan.coverage for plan in plans), default=1.0)
         return Length(prefix + len(labels), trained, sum(map(len, plans)), coverage)
+
+    def _needed(self, sample: Sample, infos: Sequence[VideoInfo]) -> int:
+        """The smallest max_tokens that holds a sample; 0 where the context itself does not."""
+        one = replace(self.sampling, max_clips=1)
+        try:
+            planned = plan_sample(self.planner, sample, infos, one)
+        except FitError:
+            return 0
+        text = len(spell_turns(self.planner.prompts, sample.turns, bool(infos))[0])
+        return planned.tokens - text + reserve_of(text) if infos else text
 
     def _look(
         self, sample: Sample, infos: Sequence[VideoInfo], text: int
@@ -144,8 +162,8 @@ def probe_files(
 def _probe_all(
     paths: Sequence[Path], readers: int, stall_seconds: float
 ) -> Generator[tuple[Path, FileFacts | str]]:
-    count = max(1, min(readers, len(paths)))
-    own = [GuardedReader(stall_seconds=stall_seconds) for _ in range(count)]
+    threads = max(1, min(readers, len(paths)))
+    own = [GuardedReader(stall_seconds=stall_seconds) for _ in range(threads)]
     free: SimpleQueue[GuardedReader] = SimpleQueue()
     for reader in own:
         free.put(reader)
@@ -159,7 +177,7 @@ def _probe_all(
         finally:
             free.put(reader)
 
-    pool = ThreadPoolExecutor(count, "survey")
+    pool = ThreadPoolExecutor(threads, "survey")
     try:
         futures = {pool.submit(probe, path): path for path in paths}
         for future in as_completed(futures):
@@ -212,6 +230,28 @@ def measure_samples(
         if number % 64 == 0 or number == len(samples):
             on_progress("measure", number, len(samples))
     return lengths, faults
+
+
+def list_length_faults(faults: Sequence[Fault], samples: int, recipe: Recipe) -> list[Fault]:
+    """The fault of a recipe whose max_tokens, or model, leaves out most of its samples.
+
+    Args:
+        faults: of the samples. samples: how many there are.
+    """
+    long = [fault.needed_tokens for fault in faults if fault.kind == "too_long"]
+    if len(long) <= samples / 2:
+        return []
+    needed = [tokens for tokens in long if tokens]
+    words = f"{len(long)} of {count(samples, 'sample')} are longer than the model's context"
+    remedy = "shorten their texts, or choose another model"
+    if needed:
+        words = (
+            f"max_tokens = {recipe.max_tokens} is too small for {len(long)} of "
+            f"{count(samples, 'sample')}: they need {min(needed)} to {max(needed)} tokens with one "
+            "clip of each video"
+        )
+        remedy = f"set max_tokens = {max(needed)} or more, or leave it out"
+    return [Fault("mostly_too_long", shown(recipe.path.name), words, next_step=remedy)]
 
 
 def list_file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list[Fault]:

@@ -2,18 +2,20 @@
 
 from __future__ import annotations
 
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import DataError, WeightsError
+from apollo_cli.finetune.adapters import UNFINISHED
 from apollo_cli.finetune.training.checkpoints import Saved, list_changes, remove_checkpoints
 from apollo_cli.finetune.training.quarantine import QUARANTINE_NAME
 from apollo_cli.finetune.training.records import LOG_NAME
 from apollo_cli.weights.adapter import read_adapter
 from apollo_cli.weights.files import read_json
 
-RUN_NAME, CHECKPOINTS_NAME = "run.json", "checkpoints"
+RUN_NAME, CHECKPOINTS_NAME, FEATURES_NAME = "run.json", "checkpoints", "features"
 
 
 def is_done(
@@ -72,6 +74,19 @@ def _read_done(output: Path) -> dict[str, Any] | None:
         return None
     found = read_json(output / RUN_NAME).get("run")
     return found if isinstance(found, dict) else None
+
+
+def clear_torn(output: Path) -> None:
+    """Delete what a killed run was writing; whoever calls this holds the folder's lock."""
+    torn = [output / UNFINISHED, *output.glob(f"{CHECKPOINTS_NAME}/.step-*.part")]
+    # What is written whole has the number of its process in its name until it is.
+    for place in (output, output / FEATURES_NAME):
+        torn += place.glob(".*.*.new")
+    for path in torn:
+        if path.is_dir():
+            shutil.rmtree(path, ignore_errors=True)
+        else:
+            path.unlink(missing_ok=True)
 
 
 def forget(output: Path) -> None:

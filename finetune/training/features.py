@@ -15,6 +15,7 @@ from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 
+import torch
 from filelock import Timeout
 
 from apollo_cli.atomic import write_whole
@@ -98,6 +99,7 @@ class FeatureStore:
 
         Raises:
             DataError: the folder cannot be written.
+            FitError: one clip does not fit the memory of the device.
         """
         own = [s for s in samples if s.visuals and _owner(s, processes) == process]
         try:
@@ -105,7 +107,7 @@ class FeatureStore:
                 try:
                     self._remember(sample)
                 except (MediaError, FitError, UsageError) as error:
-                    if self._is_of_sample(error):
+                    if self._is_of_sample(sample, error):
                         on_broken(sample, error)
                 if number % _SAVE_EVERY == 0:
                     self._save(process)
@@ -151,8 +153,13 @@ class FeatureStore:
         if key:
             self._files[key] = names
 
-    def _is_of_sample(self, error: ApolloError) -> bool:
-        """Whether a file of the sample is at fault, and not the folder of the memories."""
+    def _is_of_sample(self, sample: Sample, error: ApolloError) -> bool:
+        """Whether a file of the sample is at fault, and not the memory or the folder."""
+        if isinstance(error.__cause__, torch.OutOfMemoryError):
+            raise FitError(
+                f"sample {sample.name}: {error.received}",
+                next_step='set device = "cpu" in the recipe, or choose a smaller model',
+            ) from error
         cause = error.__cause__ if isinstance(error, UsageError) else None
         if isinstance(cause, OSError) and not isinstance(cause, Timeout):
             raise self._cannot_write(cause) from error

@@ -44,7 +44,7 @@ from apollo_cli.finetune.training.records import (
     read_log,
     spell_seconds,
 )
-from apollo_cli.finetune.training.steps import Loop
+from apollo_cli.finetune.training.steps import SAVE_SECONDS, Loop
 from apollo_cli.finetune.training.stopping import Interrupts
 from apollo_cli.finetune.training.validation import Score, validate
 from apollo_cli.finetune.words import count
@@ -64,6 +64,7 @@ def run_recipe(
     fresh: bool = False,
     say: Say,
     on_progress: Progress = no_progress,
+    save_seconds: float = SAVE_SECONDS,
 ) -> Path:
     """Train as a recipe says, or go on with a run that was stopped.
 
@@ -72,6 +73,7 @@ def run_recipe(
         say: tells the user, a sentence or a line of progress at a time.
         on_progress: called with ``check``, ``load``, ``watch`` or ``validate``, amount done, and
             amount in all.
+        save_seconds: a checkpoint is written when the last one is older than that, too.
 
     Returns:
         The folder of the result, for ``--adapter``.
@@ -114,6 +116,7 @@ def run_recipe(
             saved=saved,
             say=tell,
             on_progress=on_progress,
+            save_seconds=save_seconds,
         )
     if team.num_processes > 1:
         team.end_training()
@@ -136,6 +139,7 @@ def _run(
     saved: Saved | None,
     say: Say,
     on_progress: Progress,
+    save_seconds: float,
 ) -> None:
     recipe, steps = prepared.recipe, prepared.steps
     started = time.monotonic()
@@ -179,6 +183,7 @@ def _run(
             say=say,
             last=last,
             past=past,
+            save_seconds=save_seconds,
         )
         examiner = _Examiner(prepared, builder, team, quarantine, log, say, on_progress)
         loop.run(examiner.look)

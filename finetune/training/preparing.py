@@ -21,9 +21,10 @@ from apollo_cli.finetune.data.facts import facts_file
 from apollo_cli.finetune.data.faults import Fault, count_lost
 from apollo_cli.finetune.data.mixture import Mixture
 from apollo_cli.finetune.data.sample import Sample
-from apollo_cli.finetune.data.survey import Ruler, measure_samples, probe_files
+from apollo_cli.finetune.data.survey import Ruler, list_length_faults, measure_samples, probe_files
 from apollo_cli.finetune.needs import choose_hardware
 from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.training.earlier import FEATURES_NAME, clear_torn
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.features import FeatureStore
 from apollo_cli.finetune.training.quarantine import Quarantine, stamp_of
@@ -41,7 +42,7 @@ from apollo_cli.weights.manifests import hash_file
 if TYPE_CHECKING:
     from accelerate import Accelerator
 
-FEATURES_NAME, LOCK_NAME = "features", ".lock"
+LOCK_NAME = ".lock"
 # Keys of a recipe that may change while a run is gone on with: they change nothing that is
 # learned, or no more than the order of a sum.
 _FREE_KEYS = frozenset(
@@ -124,7 +125,7 @@ def start_team(recipe: Recipe) -> tuple[Accelerator, str]:
 
 @contextmanager
 def claim(output: Path, team: Accelerator) -> Iterator[None]:
-    """Make the output folder, and hold it against other runs.
+    """Make the output folder, hold it against other runs, and clear what a killed one left.
 
     Raises:
         DataError: another run writes to it, or it cannot be written.
@@ -134,6 +135,7 @@ def claim(output: Path, team: Accelerator) -> Iterator[None]:
         try:
             output.mkdir(parents=True, exist_ok=True)
             lock.acquire(blocking=False)
+            clear_torn(output)
         except Timeout:
             raise DataError(
                 f"another run is writing to {output}", next_step="wait for it, or stop it"
@@ -178,6 +180,7 @@ def _look(
     )
     ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
     lengths, faults = measure_samples(samples, files, ruler, on_progress)
+    faults += list_length_faults(faults, len(samples), recipe)
     tokens = {s.name: n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None}
     stamps = [(path.name, stamp_of(path)) for path in files]
     return tokens, tuple(faults), _join(sorted(stamps, key=str))
@@ -223,21 +226,27 @@ def prepare(
     Samples whose files cannot be read go to the quarantine, which is told, and out of the mixture.
 
     Raises:
-        DataError: most samples cannot be read.
+        DataError: most samples cannot be read, or are too long.
         WeightsError, DeviceError: as ``adapters.load_base``.
     """
     data, tokens = found.data, found.tokens
+    stopping = [fault.message for fault in found.faults if fault.cost == "run"]
+    if stopping:
+        raise DataError("the data cannot be trained on", faults=stopping)
     broken = {fault.where: fault for fault in found.faults if fault.cost == "sample"}
+    # A sample that is too long is measured anew by each run: no file is to blame.
+    long = {where for where, fault in broken.items() if fault.kind == "too_long"}
+    samples = [sample for sample in data.samples if sample.name not in long]
     with team.main_process_first():
         quarantine.load()
-        for sample in data.samples:
+        for sample in samples:
             if sample.name not in tokens:
                 quarantine.exclude(sample, broken[sample.name].message)
     tell_faults((*data.faults, *found.faults), say)
     for fault in data.faults:
         if fault.kind == "nothing_held_out":
             say(fault.message)
-    _check_enough(recipe, data.samples, quarantine)
+    _check_enough(recipe, samples, quarantine)
     readable = data.without_broken(tokens)
     base = load_base(recipe, device=device, on_progress=on_progress)
     trained = prepare_network(base.network, recipe)
@@ -248,9 +257,9 @@ def prepare(
         trainee=Trainee(base.network, recipe.gradient_checkpointing),
         planner=found.planner,
         mixture=readable.build_mixture(recipe.seed),
-        samples=tuple(data.samples),
+        samples=tuple(samples),
         held_out=readable.held_out,
-        lengths={id(s): tokens[s.name] for s in data.samples if s.name in tokens},
+        lengths={id(s): tokens[s.name] for s in samples if s.name in tokens},
         steps=recipe.total_steps(len(readable.samples)),
     )
 

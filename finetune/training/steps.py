@@ -18,16 +18,28 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from apollo_cli.errors import ApolloError, DataError, FitError
+from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.training.checkpoints import save_checkpoint
+from apollo_cli.finetune.training.examples import Example
 from apollo_cli.finetune.training.feed import Feed, SlotOrder
 from apollo_cli.finetune.training.optimiser import Optimiser
 from apollo_cli.finetune.training.preparing import Prepared
 from apollo_cli.finetune.training.records import Progress, RunLog, StepRecord
-from apollo_cli.finetune.training.stopping import Interrupts, LossWatch
+from apollo_cli.finetune.training.stopping import (
+    Interrupts,
+    LossWatch,
+    is_out_of_memory,
+    list_relief,
+    too_large,
+)
+from apollo_cli.weights.finite import is_finite
 
 if TYPE_CHECKING:
     from accelerate import Accelerator
+
+SAVE_SECONDS = 60.0
+# Largest share of the time that goes into writing such checkpoints.
+_MOST_SAVING = 0.1
 
 
 @dataclass(frozen=True)
@@ -55,6 +67,8 @@ class Loop:
         known_by: facts that are kept in its checkpoints.
         last: step of the checkpoint that is gone on from; 0 without one.
         past: rows of the log up to it.
+        save_seconds: a checkpoint is due when the last one is older, besides every save_every
+            steps; more where writing one takes over a tenth of that.
     """
 
     def __init__(
@@ -71,6 +85,7 @@ class Loop:
         say: Callable[[str], None],
         last: int = 0,
         past: Sequence[dict[str, Any]] = (),
+        save_seconds: float = SAVE_SECONDS,
     ) -> None:
         self._prepared = prepared
         self._recipe = prepared.recipe
@@ -83,6 +98,9 @@ class Loop:
         self._known_by = known_by
         self._say = say
         self._saved = last
+        self._pause = self._save_seconds = save_seconds
+        self._saved_at = time.monotonic()
+        self._is_due = False
         self._progress = Progress(prepared.steps)
         self._watch = LossWatch(optimiser.warmup_steps)
         self._watch.replay((row["step"], row["loss"]) for row in past if "loss" in row)
@@ -108,7 +126,12 @@ class Loop:
             # It was stopped between the checkpoint and the measurement.
             self._validate(self._saved, validate)
         for step in range(self._saved, steps):
-            record = self._step(step)
+            try:
+                record = self._step(step)
+            except RuntimeError as error:
+                if not is_out_of_memory(error):
+                    raise
+                raise too_large(f"the update of step {step + 1}", self._device) from None
             if self._log is not None:
                 self._log.add(record)
                 self._say(self._progress.line(record))
@@ -118,7 +141,7 @@ class Loop:
                 self._say(f"saved at step {done}; run the same command again to go on from there")
                 raise KeyboardInterrupt
             # Before the measurement, which may take long, or more memory than there is.
-            if done == steps or done % recipe.save_every == 0:
+            if done == steps or done % recipe.save_every == 0 or self._is_due:
                 self._save(done)
             if done < steps and done % recipe.validate_every == 0:
                 self._validate(done, validate)
@@ -128,8 +151,10 @@ class Loop:
         try:
             with self._autocast():
                 validate(done)
-        except torch.OutOfMemoryError:
-            raise self._too_large(f"the measurement behind step {done}") from None
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            raise too_large(f"the measurement behind step {done}", self._device) from None
 
     def _step(self, step: int) -> StepRecord:
         started = time.perf_counter()
@@ -161,6 +186,7 @@ class Loop:
         slots = self._order.slots(step, team.process_index, team.num_processes)
         size = self._recipe.micro_batch_size
         seen: list[_Seen] = []
+        examples: list[Example] = []
         try:
             for start in range(0, len(slots), size):
                 examples = [self._feed.take() for _ in slots[start : start + size]]
@@ -172,11 +198,12 @@ class Loop:
                 names = [example.name for example in examples]
                 length = sum(len(example.ids) for example in examples)
                 seen.append(_Seen(names, loss.detach(), tokens, length, loss.requires_grad))
-        except torch.OutOfMemoryError:
-            # What is learned must stay the same where the run goes on.
-            smaller = "" if self._recipe.lora_dropout else "lower micro_batch_size or "
-            smaller += "set gradient_checkpointing = true and run the same command again, or "
-            return seen, self._too_large(f"step {step + 1}", smaller)
+        except RuntimeError as error:
+            if not is_out_of_memory(error):
+                raise
+            return seen, too_large(
+                f"step {step + 1}", self._device, examples, list_relief(self._recipe)
+            )
         except ApolloError as error:
             # The other processes wait for this one: they are told before it ends.
             return seen, error
@@ -190,6 +217,8 @@ class Loop:
             sum(piece.trained_tokens for piece in seen),
             failure is not None,
             self._interrupts.asked,
+            # The first process writes, so that its clock decides for all.
+            self._team.is_main_process and time.monotonic() - self._saved_at >= self._pause,
             any(piece.teaches for piece in seen),
         ]
         told = torch.tensor(counts, dtype=torch.float32, device=self._device)
@@ -200,7 +229,7 @@ class Loop:
             raise DataError(
                 "another process of this run cannot go on", next_step="its own message says why"
             )
-        self._stopping = totals[4] > 0
+        self._stopping, self._is_due = totals[4] > 0, totals[5] > 0
         return totals
 
     def _gradient_norm(self, trained_tokens: int) -> float:
@@ -241,22 +270,24 @@ class Loop:
 
         return gather_object(names)
 
-    def _too_large(self, what: str, remedy: str = "") -> FitError:
-        return FitError(
-            f"{what} does not fit the memory of {self._device}",
-            next_step=f"{remedy}lower max_tokens or max_clips and start anew with --fresh",
-        )
-
     def _lost(self, step: int, what: str, names: list[str]) -> DataError:
         last = f"the last checkpoint is of step {self._saved}" if self._saved else "nothing saved"
-        return DataError(
-            f"step {step + 1}: {what}; its samples are {', '.join(names)}",
-            last,
-            "look at these samples, or start again with --fresh and a lower learning_rate",
-        )
+        anew = "start again with --fresh and a lower learning_rate"
+        if not names:
+            return DataError(f"step {step + 1}: {what}", last, anew)
+        told = f"step {step + 1}: {what}; its samples are {', '.join(names)}"
+        return DataError(told, last, f"look at these samples, or {anew}")
 
     def _save(self, done: int) -> None:
-        """Write a checkpoint, from the first process."""
+        """Write a checkpoint, from the first process.
+
+        Raises:
+            DataError: something that is trained is NaN or infinite, or it cannot be written.
+        """
+        for name, parameter in self._optimiser.parameters.items():
+            if not is_finite(parameter):
+                raise self._lost(done - 1, f"tensor {name} has become NaN or infinite", [])
+        started = time.monotonic()
         if self._team.is_main_process and done != self._saved:
             tensors, facts = self._optimiser.state()
             save_checkpoint(
@@ -266,7 +297,10 @@ class Loop:
                 {**self._known_by, **facts},
                 self._recipe.keep_checkpoints,
             )
-        self._saved = done
+        self._saved, self._saved_at = done, time.monotonic()
+        # A checkpoint that takes long to write is written less often.
+        share = (self._saved_at - started) / (_MOST_SAVING * SAVE_SECONDS)
+        self._pause = self._save_seconds * max(1.0, share)
         self._team.wait_for_everyone()
 
 

@@ -1,4 +1,4 @@
-"""When a run ends early: a signal from the user, or a loss that has left all bounds."""
+"""When a run ends early: a signal from the user, a loss out of all bounds, or full memory."""
 
 from __future__ import annotations
 
@@ -7,9 +7,15 @@ import statistics
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from types import FrameType
 from typing import Any, Self
+
+import torch
+
+from apollo_cli.errors import FitError
+from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.training.examples import Example
 
 _SIGNALS = (signal.SIGINT, signal.SIGTERM)
 # A launcher passes on to its processes what a terminal has already sent to all of them.
@@ -85,3 +91,35 @@ class LossWatch:
     def _bound(self) -> float:
         median = statistics.median(self._losses)
         return max(_FACTOR * median, median + 1, 1.5 * max(self._losses))
+
+
+def is_out_of_memory(error: RuntimeError) -> bool:
+    """Whether a computation failed for want of memory; a CPU has no error of its own for it."""
+    return isinstance(error, torch.OutOfMemoryError) or "allocate memory" in str(error)
+
+
+def too_large(
+    what: str, device: torch.device, examples: Sequence[Example] = (), relief: str = ""
+) -> FitError:
+    """The error of a computation that memory does not hold.
+
+    Args:
+        what: such as ``step 3``. examples: that were computed with.
+        relief: what may be changed without a new start.
+    """
+    named = ", ".join(f"{example.name} ({len(example.ids)} tokens)" for example in examples)
+    below = f" below {max(len(example.ids) for example in examples)}" if examples else ""
+    return FitError(
+        f"{what} does not fit the memory of {device}"
+        + (f"; its samples are {named}" if named else ""),
+        next_step=f"{relief}lower max_tokens{below} or max_clips and start anew with --fresh",
+    )
+
+
+def list_relief(recipe: Recipe) -> str:
+    """What takes less memory and changes nothing that is learned, so that a run can go on."""
+    # What is dropped for a sample depends on those beside it.
+    fewer = recipe.micro_batch_size > 1 and not recipe.lora_dropout
+    ways = ["lower micro_batch_size"] * fewer
+    ways += ["set gradient_checkpointing = true"] * (not recipe.gradient_checkpointing)
+    return f"{' or '.join(ways)} and run the same command again, or " if ways else ""

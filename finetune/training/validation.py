@@ -16,6 +16,7 @@ from apollo_cli.config import GenerationOptions
 from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.training.examples import Example, ExampleBuilder
+from apollo_cli.finetune.training.stopping import is_out_of_memory, too_large
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.generate import generate, prefill
 from apollo_cli.session import Session
@@ -74,6 +75,9 @@ def validate(
         builder: reads the samples. Those that cannot be read are counted and left out.
         on_progress: called with samples done and samples in all.
         on_broken: called with each sample that cannot be read, and why.
+
+    Raises:
+        FitError: a sample does not fit the memory of the device.
     """
     score = Score()
     with torch.no_grad(), evaluation_mode(trainee.network):
@@ -84,7 +88,7 @@ def validate(
                 on_broken(sample, error)
                 score += Score(broken=1)
             else:
-                score += _measure(trainee, builder, sample, example)
+                score += _measure_in_memory(trainee, builder, sample, example)
             on_progress(number, len(samples))
     return score
 
@@ -130,6 +134,18 @@ def _choice(answer: str, choices: Sequence[str]) -> int | None:
 def _plain(text: str) -> str:
     words = " ".join(text.casefold().split()).strip("\"'")
     return _ARTICLE.sub("", words.removesuffix(".").strip())
+
+
+def _measure_in_memory(
+    trainee: Trainee, builder: ExampleBuilder, sample: Sample, example: Example
+) -> Score:
+    try:
+        return _measure(trainee, builder, sample, example)
+    except RuntimeError as error:
+        if not is_out_of_memory(error):
+            raise
+        device = trainee.network.device
+        raise too_large("the measurement of a held-out sample", device, [example]) from None
 
 
 def _measure(trainee: Trainee, builder: ExampleBuilder, sample: Sample, example: Example) -> Score:

@@ -13,11 +13,13 @@ from typing import Any
 import pytest
 import torch
 from PIL import Image
-from safetensors.torch import load_file, save_file
+from safetensors.torch import load_file
 
 from apollo_cli.errors import DataError, FitError
+from apollo_cli.finetune.adapters import Base, load_base
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe, load_recipe
+from apollo_cli.finetune.training import preparing
 from apollo_cli.finetune.training.checkpoints import list_changes
 from apollo_cli.finetune.training.loop import run_recipe
 from apollo_cli.finetune.training.preparing import identify_run
@@ -297,19 +299,25 @@ def test_samples_that_are_left_out_are_counted_by_kind(tmp_path: Path):
     assert "2 samples are left out; apollo finetune check names each" in told
 
 
-def test_a_loss_that_is_no_number_stops_and_names_its_sample(tmp_path: Path):
+def test_a_loss_that_is_no_number_stops_and_names_its_sample(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     model = tiny.save(tmp_path / "model")
     recipe = write_toy(
         tmp_path, clips=0, texts=4, steps=8, batch_size=2, save_every=1, model=str(model)
     )
-    # A token that only the last sample has, sick in the weights.
+    # A token that only the last sample has is sick; not in the file, which would be refused.
     tokenizer = load_tokenizer(model / "llm")
     sick = set(tokenizer.encode("What is 3 and 3?It is 6."))
     for n in range(3):
         sick -= set(tokenizer.encode(f"What is {n} and {n}? It is {2 * n}."))
-    weights = load_file(model / "llm" / "model.safetensors")
-    weights["model.embed_tokens.weight"][sorted(sick)] = float("nan")
-    save_file(weights, model / "llm" / "model.safetensors")
+
+    def load_sick(*args: Any, **options: Any) -> Base:
+        base = load_base(*args, **options)
+        base.network.llm.model.embed_tokens.weight[sorted(sick)] = float("nan")
+        return base
+
+    monkeypatch.setattr(preparing, "load_base", load_sick)
     with pytest.raises(
         DataError, match=r"the loss is nan; its samples are data\.jsonl:4;"
     ) as caught:
@@ -415,7 +423,7 @@ def test_a_step_or_measurement_too_large_for_the_memory_says_what_may_change(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, dropout: float
 ):
     keys: dict[str, Any] = {"texts": 4, "validation_share": 0.3, "lora_dropout": dropout}
-    recipe = load_recipe(write_toy(tmp_path, clips=0, steps=2, **keys))
+    recipe = load_recipe(write_toy(tmp_path, clips=0, steps=2, micro_batch_size=2, **keys))
 
     def too_much(*_: object) -> None:
         raise torch.OutOfMemoryError

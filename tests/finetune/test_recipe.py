@@ -104,7 +104,7 @@ def test_a_fault_is_named_with_what_is_allowed(tmp_path: Path, values: dict[str,
         ('[[data]]\npath = "a.jsonl"\nshare = 0.4\n[[data]]\npath = "a.jsonl"', "all or for none"),
         (
             '[[data]]\npath = "a.jsonl"\n[[validation]]\npath = "a.jsonl"\nshare = 1.0',
-            "validation 1: share is not a key",
+            "validation 1: share belongs to a file of data",
         ),
     ],
 )
