@@ -5,8 +5,11 @@ The peak is that of the dearest stage: loading, encoding a batch of clips, or re
 
 from __future__ import annotations
 
+import importlib.util
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
+from functools import cache
+from pathlib import Path
 
 from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK
 from apollo_cli.errors import FitError
@@ -19,7 +22,10 @@ from apollo_cli.words import apart
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.
-HOST_RUNTIME_BYTES, HOST_QUANT_BYTES = 285_000_000, 50_000_000
+_LIBRARY_BYTES, _QUANT_LIBRARY_BYTES = 285_000_000, 50_000_000
+# A torch that is built for CUDA registers the kernels of all its libraries when it is imported,
+# also where there is no GPU; measured with torch 2.14.1 for CUDA 13.
+_CUDA_BUILD_BYTES = 145_000_000
 # glibc keeps freed blocks of up to 32 MiB, so small activations leave more behind than they take;
 # measured as a share of one batch in float32, which some steps use in every dtype.
 _HOST_KEPT_SHARE, _HOST_KEPT_BYTES = 1.5, 160_000_000
@@ -184,12 +190,22 @@ def estimate_memory(run: Run, settings: Settings, tokens: TokenDemand) -> Memory
     )
 
 
+@cache
+def host_runtime_bytes(quant: QuantKind | None) -> int:
+    """Main memory that the libraries take, for the build of torch that is installed here."""
+    found = importlib.util.find_spec("torch")
+    folders = found.submodule_search_locations if found else None
+    cuda = any(any(Path(folder, "lib").glob("*torch_cuda*")) for folder in folders or ())
+    return (
+        _LIBRARY_BYTES + (_CUDA_BUILD_BYTES if cuda else 0) + (_QUANT_LIBRARY_BYTES if quant else 0)
+    )
+
+
 def _runtime_bytes(run: Run, quant: QuantKind | None, batch: int) -> int:
     if run.device == "cuda":
         return CUDA_RUNTIME_BYTES
     kept = _HOST_KEPT_SHARE * batch * clip_bytes(run.config, VALUE_BYTES["float32"])
-    libraries = HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if quant else 0)
-    return libraries + int(min(kept, _HOST_KEPT_BYTES))
+    return host_runtime_bytes(quant) + int(min(kept, _HOST_KEPT_BYTES))
 
 
 @dataclass(frozen=True)

@@ -13,9 +13,8 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import Part
 from apollo_cli.fit import (
     CUDA_RUNTIME_BYTES,
-    HOST_QUANT_BYTES,
-    HOST_RUNTIME_BYTES,
     Run,
+    host_runtime_bytes,
     weights_bytes,
 )
 from apollo_cli.model.activations import clip_bytes, quantised_workspace
@@ -177,7 +176,7 @@ def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimat
         if run.value_bytes < FLOAT32:
             # Autocast keeps a copy in the dtype of the run until the step is done.
             copies += run.value_bytes * count
-    runtime = HOST_RUNTIME_BYTES + (HOST_QUANT_BYTES if training.quant else 0)
+    runtime = host_runtime_bytes(training.quant)
     if run.device == "cuda":
         runtime = CUDA_RUNTIME_BYTES
     watching = aside = 0

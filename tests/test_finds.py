@@ -18,6 +18,7 @@ from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.memory_record import read_record
 from tests import tiny
+from tests.command import apollo
 from tests.tiny import Tiny
 
 CASES = Path(__file__).parent / "cases"
@@ -162,8 +163,7 @@ def test_a_video_is_read_from_stdin(video: Path, checkpoint: str):
     with video.open("rb") as file:
         piped = subprocess.run(command, stdin=file, capture_output=True, text=True, check=False)
     assert piped.returncode == 0, piped.stderr
-    command[4] = str(video)
-    named = subprocess.run(command, capture_output=True, text=True, check=False)
+    named = apollo("ask", video, *command[5:])
     assert piped.stdout == named.stdout
     nothing = subprocess.run(
         [*command[:4], "-", *command[5:]], input="", capture_output=True, text=True, check=False

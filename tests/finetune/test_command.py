@@ -14,6 +14,7 @@ import pytest
 
 from apollo_cli.cli import main
 from apollo_cli.weights.adapter import read_adapter
+from tests.command import apollo
 from tests.finetune.results import recipe_of, train_randomly
 from tests.finetune.toy import write_toy
 
@@ -97,8 +98,7 @@ def test_a_project_in_a_folder_with_an_odd_name_is_trained_to_its_end(tmp_path: 
     folder = tmp_path / os.fsdecode(b"b\xe9es")
     recipe = write_toy(folder, clips=1, questions=1, steps=1)
     for verb in ("check", "run"):
-        command = [sys.executable, "-m", "apollo_cli", "finetune", verb, str(recipe)]
-        ended = subprocess.run(command, capture_output=True, check=False)
+        ended = apollo("finetune", verb, recipe)
         assert ended.returncode == 0, ended.stderr
     assert read_adapter(folder / "out").parts == ("llm", "connector")
     assert (folder / "out" / "run.json").is_file()

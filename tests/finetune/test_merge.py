@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 from shutil import copytree
@@ -22,6 +20,7 @@ from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
+from tests.command import apollo
 from tests.finetune.results import look, recipe_of, train_randomly
 from tests.finetune.test_checkpoints import full_disk
 from tests.tiny import Tiny
@@ -178,17 +177,13 @@ def test_a_result_of_a_quantised_copy_goes_into_the_full_model(checkpoint: Path,
     assert torch.allclose(merged[1], theirs[1], atol=1e-5, rtol=1e-5)
 
 
-def test_the_command_prints_the_folder(checkpoint: Path, tmp_path: Path):
+def test_the_command_prints_the_folder(
+    checkpoint: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+):
     moved = Path(copytree(checkpoint, tmp_path / "renamed"))
     recipe = recipe_of(checkpoint, tmp_path / "out")
     train_randomly(recipe)
-    command = ["finetune", "merge", "out", "-o", "merged", "--model", str(moved)]
-    run = subprocess.run(
-        [sys.executable, "-m", "apollo_cli", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert (run.stdout, run.stderr) == (f"{tmp_path / 'merged'}\n", "")
+    monkeypatch.chdir(tmp_path)
+    done = apollo("finetune", "merge", "out", "-o", "merged", "--model", moved)
+    assert done == (0, f"{tmp_path / 'merged'}\n", "")
     assert read_checkpoint(tmp_path / "merged").tied_head == read_checkpoint(moved).tied_head

@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import shlex
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -19,6 +17,7 @@ from apollo_cli.finetune.stages import METHODS, SCHEDULES, STAGES, Method
 from apollo_cli.finetune.values import CHECKS
 from tests import tiny
 from tests.cases import FOLDER as MEDIA
+from tests.command import apollo
 
 MODELS = ("apollo-nano", "apollo-1.5b", "apollo-3b", "apollo-7b")
 
@@ -158,15 +157,11 @@ def test_the_next_command_can_be_pasted_whatever_the_folder_is_called(
     assert shlex.split(told) == ["apollo", "finetune", "check", str(folder / "sft.toml")]
 
 
-def test_the_command_names_the_files_and_what_to_do_next(tmp_path: Path, data: Path):
-    command = ["finetune", "new", "bees", "--data", data.name, "--model", "apollo-nano"]
-    run = subprocess.run(
-        [sys.executable, "-m", "apollo_cli", *command],
-        cwd=tmp_path,
-        capture_output=True,
-        text=True,
-        check=True,
-    )
+def test_the_command_names_the_files_and_what_to_do_next(
+    tmp_path: Path, data: Path, monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.chdir(tmp_path)
+    run = apollo("finetune", "new", "bees", "--data", data.name, "--model", "apollo-nano")
     assert run.stdout.splitlines() == [
         str(tmp_path / "bees" / plan.file) for plan in plans_of("three")
     ]

@@ -1,6 +1,5 @@
 """Two processes learn what one learns from the same global batch."""
 
-import os
 import subprocess
 import sys
 from pathlib import Path
@@ -10,6 +9,7 @@ import torch
 from safetensors.torch import load_file
 
 from apollo_cli.finetune.training.records import read_log
+from tests.command import Done, apollo
 from tests.finetune.toy import copy_toy, write_toy
 
 KEYS = {
@@ -23,14 +23,11 @@ KEYS = {
 LAUNCHER = ["-m", "torch.distributed.run", "--nproc-per-node", "2"]
 
 
-def run(recipe: Path, *launcher: str) -> subprocess.CompletedProcess[str]:
-    return subprocess.run(
-        [sys.executable, *launcher, "-m", "apollo_cli", "finetune", "run", str(recipe)],
-        check=False,
-        capture_output=True,
-        text=True,
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
-    )
+def run_twofold(recipe: Path) -> Done:
+    """Train in two processes, as a user with two GPUs does."""
+    command = [sys.executable, *LAUNCHER, "-m", "apollo_cli", "finetune", "run", str(recipe)]
+    ended = subprocess.run(command, check=False, capture_output=True, text=True)
+    return Done(ended.returncode, ended.stdout, ended.stderr)
 
 
 def rows(recipe: Path, key: str) -> list[float]:
@@ -42,7 +39,7 @@ def rows(recipe: Path, key: str) -> list[float]:
 def test_two_processes_give_the_losses_and_the_result_of_one(tmp_path: Path):
     one = write_toy(tmp_path / "one", **KEYS)
     two = copy_toy(one, tmp_path / "two")
-    alone, together = run(one), run(two, *LAUNCHER)
+    alone, together = apollo("finetune", "run", one), run_twofold(two)
     assert alone.returncode == 0, alone.stderr
     assert together.returncode == 0, together.stderr
     assert rows(two, "loss") == pytest.approx(rows(one, "loss"), abs=1e-5)
@@ -66,7 +63,7 @@ def test_two_processes_agree_on_what_can_be_read_and_what_teaches_nothing(tmp_pa
     one = write_toy(tmp_path / "one", **(KEYS | train), epochs=1.0)
     (tmp_path / "one" / "2.mp4").write_bytes(b"not a video")
     two = copy_toy(one, tmp_path / "two")
-    for ended in (run(one), run(two, *LAUNCHER)):
+    for ended in (apollo("finetune", "run", one), run_twofold(two)):
         assert ended.returncode == 0, ended.stderr
         assert ended.stderr.count("2 samples are left out") == 1
     assert rows(two, "loss") == pytest.approx(rows(one, "loss"), abs=1e-5)

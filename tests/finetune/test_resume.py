@@ -16,6 +16,7 @@ import torch
 from safetensors.torch import load_file
 
 from apollo_cli.finetune.training.records import read_log
+from tests.command import apollo
 from tests.finetune.toy import copy_toy, write_toy
 
 STEPS = 8
@@ -42,10 +43,9 @@ def started(recipe: Path) -> Iterator[subprocess.Popen[str]]:
 
 
 def run(recipe: Path) -> str:
-    with started(recipe) as process:
-        _, told = process.communicate()
-    assert process.returncode == 0, told
-    return told
+    ended = apollo("finetune", "run", recipe)
+    assert ended.returncode == 0, ended.stderr
+    return ended.stderr
 
 
 def wait_for_step(process: subprocess.Popen[str], log: Path, step: int) -> None:

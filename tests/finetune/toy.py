@@ -24,6 +24,7 @@ _KEYS = {
     "save_every": 2,
     "validation_share": 0.0,
     "gradient_checkpointing": False,
+    "readers": 1,
 }
 
 

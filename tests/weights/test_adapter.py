@@ -3,8 +3,6 @@
 from __future__ import annotations
 
 import json
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import replace
 from hashlib import sha256
@@ -33,6 +31,7 @@ from apollo_cli.weights.adapter import (
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.repack import save_quantized
 from tests import tiny
+from tests.command import apollo
 from tests.finetune.results import look, recipe_of, train_randomly
 from tests.tiny import Tiny
 
@@ -331,11 +330,7 @@ def test_a_link_that_is_gone_or_trained_anew_is_named(chain: Path, checkpoint: P
 
 
 def test_the_command_asks_with_a_result(trained: Recipe):
-    command = ["ask", "-q", "one?", "--json", "--adapter", str(trained.output), "--device", "cpu"]
-    run = subprocess.run(
-        [sys.executable, "-m", "apollo_cli", *command, "--max-new-tokens", "4", "--quiet"],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    assert json.loads(run.stdout)["model"]["adapter"]["name"] == "out"
+    command = ("ask", "-q", "one?", "--json", "--adapter", trained.output, "--device", "cpu")
+    done = apollo(*command, "--max-new-tokens", "4", "--quiet")
+    assert done.returncode == 0, done.stderr
+    assert json.loads(done.stdout)["model"]["adapter"]["name"] == "out"
