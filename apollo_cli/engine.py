@@ -248,13 +248,17 @@ class Apollo:
         memory = load_memory(Path(path), *own)
         memory = replace(memory, tokens=memory.tokens.to(self.network.device))
         if reading.subtitles not in ("none", "auto"):
-            lines = read_subtitles(reading.subtitles)
-            memory = replace(memory, spoken=Spoken(lines, reading.subtitle_style))
+            notes: list[str] = []
+            lines = read_subtitles(reading.subtitles, notes=notes)
+            spoken = Spoken(lines, reading.subtitle_style, tuple(notes))
+            memory = replace(memory, spoken=spoken)
         return memory
 
     def listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
         """What is said in a file, where subtitles were asked for."""
-        return Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style)
+        notes: list[str] = []
+        lines = find_subtitles(info, reading.subtitles, notes=notes)
+        return Spoken(lines, reading.subtitle_style, tuple(notes))
 
     def suffix_ids(
         self, memories: Sequence[VideoMemory], question: str, history: Sequence[Turn] = ()

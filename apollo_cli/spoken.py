@@ -17,10 +17,12 @@ class Spoken:
 
     Attributes:
         subtitles: in order of time. style: ``listed`` or ``interleaved``.
+        notes: what a user should know about where they were read, a sentence each.
     """
 
     subtitles: tuple[Subtitle, ...] = ()
     style: SubtitleStyle = "listed"
+    notes: tuple[str, ...] = ()
 
     def words(self, times: np.ndarray, clip_seconds: float) -> tuple[str, ...]:
         """What is on display during each clip of times (clips, frames); empty when listed."""

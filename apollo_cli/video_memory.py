@@ -56,6 +56,11 @@ class VideoMemory:
         return len(self.times)
 
     @property
+    def warnings(self) -> tuple[str, ...]:
+        """The notes, and those on its subtitles."""
+        return (*self.notes, *self.spoken.notes)
+
+    @property
     def part(self) -> VisualPart:
         """As the prompt tells it."""
         spans = tuple((float(clip[0]), float(clip[-1])) for clip in self.times)
@@ -128,7 +133,7 @@ class VideoMemory:
             "clip_times": [[round(float(t), 3) for t in clip] for clip in self.times],
             "subtitles": len(self.spoken.subtitles),
             "remembered": None if self.remembered is None else str(self.remembered),
-            "warnings": list(self.notes),
+            "warnings": list(self.warnings),
         }
 
 

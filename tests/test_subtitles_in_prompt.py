@@ -47,6 +47,15 @@ def test_interleaved_subtitles_stand_with_the_clip_that_shows_them(apollo: Apoll
     assert texts[1] == ',\n2.0-3.5 seconds: "bye" '
 
 
+def test_a_guessed_encoding_is_among_the_warnings(apollo: Apollo, video: Path):
+    said = "Где ты был вчера вечером? Почему ты мне не позвонил?"
+    video.with_suffix(".srt").write_bytes(SRT.replace("hello there", said).encode("cp1251"))
+    memory = apollo.watch(video, reading=ReadingOptions(subtitles="auto"))
+    assert memory.spoken.subtitles[0].text == said
+    warnings = memory.describe()["warnings"]
+    assert [True for text in warnings if "talk.srt" in text and "cp1251" in text] == [True]
+
+
 def test_without_being_asked_for_none_are_read(apollo: Apollo, video: Path):
     plain = apollo.watch(video)
     assert plain.spoken.subtitles == ()

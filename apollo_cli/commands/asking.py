@@ -221,5 +221,5 @@ def introduce(apollo: Apollo, memories: list[VideoMemory] | None, remark: Remark
         if memory.kind == "video":
             again = "remembered, " if memory.remembered else ""
             remark(f"{memory.path.name}: {again}{memory.plan.describe()}")
-        for note in memory.notes:
+        for note in memory.warnings:
             remark(f"{memory.path.name}: {note}")

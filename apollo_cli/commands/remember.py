@@ -58,7 +58,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
 
         apollo = load(**read_model(flags), use_cache=False, reader=reader, on_progress=report)
         memory = apollo.remember(info, target, sampling, reading=reading, on_progress=report)
-    for note in memory.notes:
+    for note in memory.warnings:
         say_note(f"{info.path.name}: {note}")
     size = format_bytes(target.stat().st_size)
     say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target.name} ...")

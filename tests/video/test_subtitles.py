@@ -49,6 +49,142 @@ def test_files_are_read_in_each_encoding(tmp_path: Path, name: str, text: str, e
     assert read_subtitles(tmp_path / name) == WANT
 
 
+# What people say in subtitles, and the encodings in which files of the language are found.
+SPEECH: dict[str, tuple[list[str], str]] = {
+    "ru": (
+        ["cp1251", "koi8-r", "cp866"],
+        "Я был дома. Смотрел фильм о войне. Почему ты мне не позвонил? Извини, я совсем "
+        "забыл. Ничего страшного, поговорим завтра.",
+    ),
+    "uk": (
+        ["cp1251"],
+        "Я був удома. Дивився фільм про війну. Чому ти мені не зателефонував? Вибач, я зовсім "
+        "забув. Їй теж. Нічого страшного, поговоримо завтра.",
+    ),
+    "de": (
+        ["cp1252"],
+        "Ich war zu Hause. Schöner Film über den Krieg. Warum hast du mich nicht angerufen? "
+        "Müde? Entschuldigung, das hätte ich fast vergessen. Macht nichts, wir sprechen "
+        "später darüber.",
+    ),
+    "fr": (
+        ["cp1252"],
+        "J'étais à la maison. Un film sur la guerre. Pourquoi tu ne m'as pas appelé ? Désolé, "
+        "j'ai complètement oublié. Ça ne fait rien, on en parlera demain, c'est noté.",
+    ),
+    "es": (
+        ["cp1252"],
+        "Estaba en casa. Vi una película sobre la guerra. ¿Por qué no me llamaste? Lo siento, "
+        "lo olvidé. Mañana será otro día. No pasa nada, hablamos mañana, señor.",
+    ),
+    "pl": (
+        ["cp1250", "iso8859-2"],
+        "Byłem w domu. Oglądałem film o wojnie. Dlaczego do mnie nie zadzwoniłeś? "
+        "Przepraszam, całkiem zapomniałem. Nic się nie stało, pogadamy jutro, dobrze?",
+    ),
+    "hu": (
+        ["cp1250"],
+        "Otthon voltam. Egy háborús filmet néztem. Miért nem hívtál fel? Bocsánat, teljesen "
+        "elfelejtettem. Őrült nap volt. Nem baj, holnap beszélünk, jó? Győződj meg róla.",
+    ),
+    "cs": (
+        ["cp1250"],
+        "Byl jsem doma. Díval jsem se na film o válce. Proč jsi mi nezavolal? Promiň, úplně "
+        "jsem zapomněl. To nevadí, promluvíme si zítra. Můžeš?",
+    ),
+    "el": (
+        ["cp1253"],
+        "Ήμουν στο σπίτι. Έβλεπα μια ταινία για τον πόλεμο. Γιατί δεν με πήρες τηλέφωνο; "
+        "Συγγνώμη, το ξέχασα εντελώς. Δεν πειράζει, θα τα πούμε αύριο.",
+    ),
+    "tr": (
+        ["cp1254"],
+        "Evdeydim. Savaş hakkında bir film izledim. Neden beni aramadın? Özür dilerim, "
+        "tamamen unuttum. Çok şaşırdım. Önemli değil, yarın konuşuruz, değil mi?",
+    ),
+    "he": (
+        ["cp1255"],
+        "הייתי בבית. ראיתי סרט על המלחמה. למה לא התקשרת אליי? סליחה, שכחתי לגמרי. לא נורא, "
+        "נדבר מחר.",
+    ),
+    "ar": (
+        ["cp1256"],
+        "كنت في البيت. شاهدت فيلما عن الحرب. لماذا لم تتصل بي؟ آسف، لقد نسيت تماما. لا بأس، "
+        "سنتحدث غدا.",
+    ),
+    "ja": (
+        ["shift_jis", "euc_jp"],
+        "家にいたよ。戦争の映画を見ていた。 どうして電話してくれなかっ"
+        "たの? ごめん、すっかり忘れていた。 大丈夫、また明日話そう。",
+    ),
+    "zh": (
+        ["gbk"],
+        "我在家里,看了一部关于战争的电影。 你为什么不给我打电"
+        "话? 对不起,我完全忘记了。 没关系,我们明天再说吧。",
+    ),
+    "tw": (
+        ["big5"],
+        "我在家裡,看了一部關於戰爭的電影。 你為什麼不給我打電"
+        "話? 對不起,我完全忘記了。 沒關係,我們明天再說吧。",
+    ),
+    "ko": (
+        ["euc_kr"],
+        "집에 있었어. 전쟁 영화를 봤어. 왜 나한테 전화하지 않았어?"
+        " 미안해, 완전히 잊어버렸어. 괜찮아, 내일 다시 이야기하자.",
+    ),
+    "th": (
+        ["cp874"],
+        "ฉันอยู่บ้าน ดูหนังเกี่ยวกับสงคราม ทำไมคุณไม่โทรหาฉัน ขอโทษ ฉันลืมไปเลย ไม่เป็นไร พรุ่งนี้ค่อยคุยกัน",
+    ),
+}
+UNICODE = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"]
+
+
+LATIN = ["cp1250", "cp1252", "cp1254"]
+
+
+def as_srt(text: str) -> str:
+    lines = [text[k : k + 60] for k in range(0, len(text), 60)]
+    return "".join(
+        f"{k}\n00:00:{k:02},000 --> 00:00:{k:02},900\n{line}\n\n" for k, line in enumerate(lines, 1)
+    )
+
+
+@pytest.mark.parametrize("language", SPEECH)
+def test_letters_are_right_in_every_encoding_of_a_language(tmp_path: Path, language: str):
+    encodings, speech = SPEECH[language]
+    for encoding in (*UNICODE, *encodings):
+        path = tmp_path / f"{language}.srt"
+        path.write_bytes(as_srt(speech * 3).encode(encoding))
+        notes: list[str] = []
+        found = read_subtitles(path, notes=notes)
+        is_right = "".join("".join(s.text for s in found).split()) == "".join((speech * 3).split())
+        if encoding in UNICODE:
+            assert is_right
+            assert notes == []
+        else:
+            assert f"{language}.srt" in notes[0]
+            # Encodings of Latin letters differ in few of them: where no text tells, the note does.
+            assert is_right or (encoding in LATIN and f"may be {encoding}" in notes[0]), encoding
+
+
+def test_an_encoding_that_nothing_gives_away_is_told_as_a_guess(tmp_path: Path):
+    (tmp_path / "short.srt").write_bytes(as_srt("naïve").encode("cp1252"))
+    notes: list[str] = []
+    (line,) = read_subtitles(tmp_path / "short.srt", notes=notes)
+    assert line.text
+    assert "may be" in notes[0] or "can be told" in notes[0]
+
+
+def test_damaged_utf_8_stays_utf_8(tmp_path: Path):
+    data = as_srt(SPEECH["ru"][1]).encode().replace("м".encode(), b"\xd0?", 1)
+    (tmp_path / "a.srt").write_bytes(data)
+    notes: list[str] = []
+    found = read_subtitles(tmp_path / "a.srt", notes=notes)
+    assert "Извини" in "".join(line.text for line in found)
+    assert "1 characters" in notes[0]
+
+
 def test_a_file_with_the_name_of_the_video_is_found(tmp_path: Path):
     shutil.copyfile(FOLDER / "cfr30.mp4", tmp_path / "talk.mp4")
     info = probe(tmp_path / "talk.mp4")
