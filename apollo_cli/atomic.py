@@ -5,11 +5,15 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
+import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
 
 from apollo_cli.errors import UsageError
+
+# A run that is just starting has not locked its folder yet.
+_STARTING_SECONDS = 60.0
 
 
 def write_whole(path: Path, content: str | bytes) -> Path:
@@ -87,6 +91,31 @@ def held(path: Path, remark: Callable[[str], None]) -> Iterator[None]:
         with suppress(OSError):
             mark.unlink()
         lock.release()
+
+
+@contextmanager
+def scratch_folder(prefix: str) -> Iterator[Path]:
+    """A temporary folder, deleted at the end, as are those that killed runs have left.
+
+    Args:
+        prefix: how its name begins, and the names of those that are cleared.
+    """
+    from filelock import FileLock, Timeout
+
+    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/lock"):
+        with suppress(OSError, Timeout):
+            facts = left.parent.lstat()
+            is_ours = facts.st_uid == getattr(os, "geteuid", int)()
+            if is_ours and time.time() - facts.st_mtime > _STARTING_SECONDS:
+                with FileLock(left, timeout=0):
+                    shutil.rmtree(left.parent, ignore_errors=True)
+    place = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    try:
+        with FileLock(place / "lock"):
+            (place / "files").mkdir()
+            yield place / "files"
+    finally:
+        shutil.rmtree(place, ignore_errors=True)
 
 
 @contextmanager

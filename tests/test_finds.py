@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
 import sys
+import tempfile
+from collections.abc import Callable
 from pathlib import Path
 from shutil import copyfile
 from typing import Any
@@ -169,7 +172,34 @@ def test_a_video_is_read_from_stdin(video: Path, checkpoint: str):
         [*command[:4], "-", *command[5:]], input="", capture_output=True, text=True, check=False
     )
     assert nothing.returncode == 3
-    assert "empty" in nothing.stderr
+    assert "standard input is empty" in nothing.stderr
+
+
+def test_a_video_from_stdin_has_a_name_and_leaves_nothing(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+):
+    monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
+    killed = tmp_path / "apollo-stdin-killed"
+    (killed / "files").mkdir(parents=True)
+    (killed / "lock").touch()
+    os.utime(killed, (1, 1))
+    ends: list[Callable[[], object]] = []
+    monkeypatch.setattr("atexit.register", ends.append)
+    for content in (
+        b"",
+        b"no video at all, only words",
+        (CASES / "cut_middle.mp4").read_bytes()[:3000],
+    ):
+        stdin = io.TextIOWrapper(io.BytesIO(content))
+        monkeypatch.setattr(sys, "stdin", stdin)
+        assert main(["ask", "-", "one?"]) == 3
+        told = capfd.readouterr().err
+        assert "standard input" in told
+        assert str(tmp_path) not in told
+    assert not killed.exists()
+    for end in ends:
+        end()
+    assert list(tmp_path.iterdir()) == []
 
 
 def test_a_cache_that_fails_half_way_costs_no_second_look(

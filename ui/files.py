@@ -2,19 +2,13 @@
 
 from __future__ import annotations
 
-import contextlib
 import itertools
 import logging
 import os
 import re
-import shutil
-import tempfile
-import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
-
-from filelock import FileLock, Timeout
 
 from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.video.opening import MEDIA_SUFFIXES, shown
@@ -25,8 +19,6 @@ _MOST_SCANNED = 20_000
 
 # How the folders of uploads are called.
 UPLOADS = "apollo-ui-"
-# A server that is just starting has not locked its folder yet.
-_STARTING_SECONDS = 60.0
 
 
 def in_utf8(text: str) -> str:
@@ -70,25 +62,6 @@ class Listing:
     entries: list[Entry]
     above: str
     note: str
-
-
-@contextlib.contextmanager
-def upload_folder() -> Iterator[Path]:
-    """A folder for what visitors drop, deleted at the end, as are those of killed servers."""
-    for left in Path(tempfile.gettempdir()).glob(f"{UPLOADS}*/lock"):
-        with contextlib.suppress(OSError, Timeout):
-            facts = left.parent.lstat()
-            is_ours = facts.st_uid == getattr(os, "geteuid", int)()
-            if is_ours and time.time() - facts.st_mtime > _STARTING_SECONDS:
-                with FileLock(left, timeout=0):
-                    shutil.rmtree(left.parent, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix=UPLOADS)).resolve()
-    try:
-        with FileLock(place / "lock"):
-            (place / "files").mkdir()
-            yield place / "files"
-    finally:
-        shutil.rmtree(place, ignore_errors=True)
 
 
 class AllowedFolders:

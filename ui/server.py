@@ -18,8 +18,9 @@ from typing import TYPE_CHECKING, Any
 import anyio.to_thread
 import uvicorn
 
+from apollo_cli.atomic import scratch_folder
 from apollo_cli.errors import UsageError
-from apollo_cli.ui.files import AllowedFolders, upload_folder
+from apollo_cli.ui.files import UPLOADS, AllowedFolders
 from apollo_cli.ui.gate import App, Gate, Rules, is_loopback
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults, UiOptions
@@ -58,7 +59,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
     The model is not loaded yet: that is ``site.desk.start``.
     """
     with contextlib.ExitStack() as stack:
-        uploads = stack.enter_context(upload_folder())
+        uploads = stack.enter_context(scratch_folder(UPLOADS))
         # Gradio reads these when it is imported, and when its page is built.
         os.environ["GRADIO_ANALYTICS_ENABLED"] = "False"
         os.environ["GRADIO_TEMP_DIR"] = str(uploads)

@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 import atexit
-import shutil
+import contextlib
 import sys
-import tempfile
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
@@ -13,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from apollo_cli.atomic import scratch_folder
 from apollo_cli.commands.formats import answer_text
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
@@ -76,9 +76,11 @@ def _save_stdin() -> str:
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("- stands for a video on stdin", next_step="pipe one, or name a file")
-    folder = tempfile.mkdtemp(prefix="apollo-")
-    atexit.register(shutil.rmtree, folder, ignore_errors=True)
-    target, size = Path(folder) / "stdin", 0
+    from apollo_cli.video.opening import STDIN_FOLDER
+
+    kept = contextlib.ExitStack()
+    atexit.register(kept.close)
+    target, size = kept.enter_context(scratch_folder(STDIN_FOLDER)) / "standard input", 0
     with target.open("wb") as file:
         while block := sys.stdin.buffer.read(1 << 20):
             size += len(block)

@@ -63,10 +63,18 @@ _OTHER_STARTS = (
 )
 
 
+# How the folder begins that holds a copy of a video from stdin.
+STDIN_FOLDER = "apollo-stdin-"
+
+
 def shown(path: str | Path) -> str:
-    """The whole name on one line: characters that would break or hide it are escaped."""
+    """The whole name on one line: characters that would break or hide it are escaped.
+
+    A video that came on stdin has the name of its copy only, not the folder that nobody chose.
+    """
+    name = Path(path).name if f"{os.sep}{STDIN_FOLDER}" in str(path) else str(path)
     return "".join(
-        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in str(path)
+        c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name
     )
 
 

@@ -12,9 +12,9 @@ from pathlib import Path
 
 import pytest
 
+from apollo_cli.atomic import scratch_folder
 from apollo_cli.cli import main
 from apollo_cli.commands.ui import ui
-from apollo_cli.ui.files import upload_folder
 from apollo_cli.ui.options import MOST_FILES
 from tests.house.repo import ROOT
 from tests.ui.serving import request
@@ -142,8 +142,8 @@ def test_what_a_server_that_was_killed_has_left_is_cleared_by_the_next(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
     monkeypatch.setattr(tempfile, "tempdir", str(tmp_path))
-    code = "import sys; from apollo_cli.ui.files import upload_folder as made\n"
-    code += "with made() as place: print(place, flush=True); sys.stdin.read()"
+    code = "import sys; from apollo_cli.atomic import scratch_folder as made\n"
+    code += "with made('apollo-ui-') as place: print(place, flush=True); sys.stdin.read()"
     runs = [
         subprocess.Popen(
             [sys.executable, "-c", code],
@@ -167,7 +167,7 @@ def test_what_a_server_that_was_killed_has_left_is_cleared_by_the_next(
     other.mkdir()
     for place in (killed, alive):
         os.utime(place.parent, (1, 1))
-    with upload_folder() as own:
+    with scratch_folder("apollo-ui-") as own:
         assert own.is_dir()
         left = {path.parent for path in (fresh, alive, own)} | {other}
         assert set(tmp_path.glob("apollo-ui-*")) == left
