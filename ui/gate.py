@@ -8,6 +8,7 @@ import binascii
 import contextlib
 import hmac
 import ipaddress
+import json
 import logging
 import os
 import re
@@ -18,12 +19,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
+from apollo_cli.errors import ApolloError
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.video.opening import shown
 
@@ -203,7 +205,9 @@ class Gate:
         if is_upload:
             self._coming.append(size)
         try:
-            await self.app(scope, body.receive, body.send)
+            # Gradio copies the files that an event names before our code sees them.
+            given = body.receive if is_upload else await body.read_whole(self._check_data)
+            await self.app(scope, given, body.send)
         except ClientDisconnect:
             # The visitor left while sending, stood still, or sent more than is allowed.
             pass
@@ -218,6 +222,33 @@ class Gate:
         if body.is_over:
             await body.drain()
             raise too_much
+
+    def _check_data(self, raw: bytes) -> None:
+        """See that what an event carries names no file but uploads."""
+        refused = Refused(403, "this may not be opened here", "its data names a file")
+        try:
+            left = [json.loads(raw)] if raw else []
+        except (ValueError, RecursionError):
+            raise Refused(400, "this is no JSON", "its data is no JSON") from None
+        while left:
+            value = left.pop()
+            if isinstance(value, dict):
+                left += value.values()
+                if not value.keys().isdisjoint(("path", "url", "meta")):
+                    self._check_named(value, refused)
+            elif isinstance(value, list):
+                left += value
+
+    def _check_named(self, value: dict[str, Any], refused: Refused) -> None:
+        path, url = value.get("path"), value.get("url")
+        try:
+            found = self.rules.files.resolve_upload(str(path))
+        except ApolloError:
+            raise refused from None
+        # Gradio's page sends along the address at which it shows the file.
+        is_same = url is None or unquote(str(url)).endswith(f"{_FILE_ROUTES[0]}{found}")
+        if not isinstance(path, str) or not is_same or value.get("is_stream"):
+            raise refused
 
     def _has_room(self, size: int) -> bool:
         """Whether an upload of so many bytes fits beside those that lie there or are on the way."""
@@ -271,6 +302,25 @@ class _Body:
             self.is_stalled = True
             return message
         return message if self.is_over else read
+
+    async def read_whole(self, check: Callable[[bytes], None]) -> Receive:
+        """Read all of the body and look at it; what is returned gives it once more."""
+        raw, is_given = bytearray(), False
+        while not self._is_read:
+            message = await self.receive()
+            if message["type"] != "http.request":
+                raise ClientDisconnect
+            raw += message.get("body", b"")
+        check(bytes(raw))
+
+        async def again() -> Message:
+            nonlocal is_given
+            if is_given:
+                return await self.receive()
+            is_given = True
+            return {"type": "http.request", "body": bytes(raw), "more_body": False}
+
+        return again
 
     async def send(self, message: Message) -> None:
         if self.is_cut and not self.is_answered:
