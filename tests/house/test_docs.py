@@ -51,7 +51,11 @@ def test_every_line_of_the_file_tree_has_a_description():
 @pytest.mark.slow
 @pytest.mark.parametrize("arguments", commands(read("README.md")))
 def test_the_examples_of_the_readme_end_as_shown(arguments: str):
-    assert run_example(arguments) == (0, commands(read("README.md"))[arguments])
+    code, told = run_example(arguments)
+    shown = commands(read("README.md"))[arguments]
+    assert code == 0
+    # Files are told as soon as each is known.
+    assert sorted(told.splitlines()) == sorted(shown.splitlines())
 
 
 def lines_of_text(path: Path) -> list[str]:
