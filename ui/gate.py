@@ -8,7 +8,6 @@ import binascii
 import contextlib
 import hmac
 import ipaddress
-import json
 import logging
 import os
 import re
@@ -19,13 +18,13 @@ from collections.abc import Awaitable, Callable, MutableMapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
-from urllib.parse import unquote, urlsplit
+from urllib.parse import urlsplit
 
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.requests import ClientDisconnect
 from starlette.responses import PlainTextResponse
 
-from apollo_cli.errors import ApolloError
+from apollo_cli.ui.event_data import names_only_uploads
 from apollo_cli.ui.files import AllowedFolders
 from apollo_cli.video.opening import shown
 
@@ -224,31 +223,12 @@ class Gate:
             raise too_much
 
     def _check_data(self, raw: bytes) -> None:
-        """See that what an event carries names no file but uploads."""
-        refused = Refused(403, "this may not be opened here", "its data names a file")
         try:
-            left = [json.loads(raw)] if raw else []
-        except (ValueError, RecursionError):
+            is_fine = names_only_uploads(raw, self.rules.files)
+        except ValueError:
             raise Refused(400, "this is no JSON", "its data is no JSON") from None
-        while left:
-            value = left.pop()
-            if isinstance(value, dict):
-                left += value.values()
-                if not value.keys().isdisjoint(("path", "url", "meta")):
-                    self._check_named(value, refused)
-            elif isinstance(value, list):
-                left += value
-
-    def _check_named(self, value: dict[str, Any], refused: Refused) -> None:
-        path, url = value.get("path"), value.get("url")
-        try:
-            found = self.rules.files.resolve_upload(str(path))
-        except ApolloError:
-            raise refused from None
-        # Gradio's page sends along the address at which it shows the file.
-        is_same = url is None or unquote(str(url)).endswith(f"{_FILE_ROUTES[0]}{found}")
-        if not isinstance(path, str) or not is_same or value.get("is_stream"):
-            raise refused
+        if not is_fine:
+            raise Refused(403, "this may not be opened here", "its data names a file")
 
     def _has_room(self, size: int) -> bool:
         """Whether an upload of so many bytes fits beside those that lie there or are on the way."""
