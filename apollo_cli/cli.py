@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import importlib
 import io
 import itertools
@@ -19,6 +20,7 @@ from apollo_cli.harmless import clean_streams
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141
+_DISK_FULL = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 
 class PipeClosed(Exception):
@@ -165,12 +167,18 @@ def main(arguments: Sequence[str] | None = None) -> int:
             stream.reconfigure(errors="backslashreplace")
     try:
         with clean_streams():
+            _settle_home()
             code = _run(arguments)
             sys.stdout.flush()
     except (PipeClosed, BrokenPipeError):
         # Python would complain at exit, when it flushes what nobody reads.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         return PIPE_CLOSED
+    except OSError as error:
+        # What waits to be written is given up: Python would try again at exit.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        _say(f"error: the output cannot be written ({error.strerror})")
+        return 1
     return code
 
 
@@ -186,20 +194,21 @@ def _run(arguments: list[str]) -> int:
         )
     except click.ClickException as error:
         if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            click.echo(error.ctx.get_help(), err=True)
+            _say(error.ctx.get_help())
         else:
             _show(_usage(error) + _variables(error.format_message(), arguments), seen["debug"])
         return error.exit_code
     except ApolloError as error:
         _show(error.message + _variables(error.message, arguments), seen["debug"])
-        return error.exit_code
+        return _exit_code(error)
     except (KeyboardInterrupt, click.Abort):
-        click.echo("interrupted", err=True)
+        _say("interrupted")
         return INTERRUPTED
     except PipeClosed:
         raise
     except OSError as error:
-        place = f": {error.filename}" if error.filename else ""
+        is_output = error.errno in _DISK_FULL and not error.filename
+        place = f": {error.filename or 'the output'}" if error.filename or is_output else ""
         _show(f"{error.strerror or error}{place}", seen["debug"])
         return 1
     except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
@@ -238,4 +247,33 @@ def _show(message: str, debug: bool) -> None:
         import traceback
 
         traceback.print_exc()
-    click.echo(f"error: {message}", err=True)
+    _say(f"error: {message}")
+
+
+def _say(text: str) -> None:
+    from apollo_cli.commands.output import say
+
+    say(text)
+
+
+def _exit_code(error: ApolloError) -> int:
+    """The code of an error; a full disk has that of any other failure, whatever was written."""
+    cause: BaseException | None = error
+    while cause is not None:
+        is_full = isinstance(cause, OSError) and cause.errno in _DISK_FULL
+        # safetensors tells it in words only.
+        if is_full or "No space left" in str(cause):
+            return 1
+        cause = cause.__cause__ or cause.__context__
+    return error.exit_code
+
+
+def _settle_home() -> None:
+    """Give a process without a home, as in a container, one among temporary files, and say so."""
+    if os.path.expanduser("~") != "~":
+        return
+    from apollo_cli.weights.files import homeless_folder
+
+    os.environ["HOME"] = str(homeless_folder())
+    os.environ.setdefault("USER", "nobody")
+    _say(f"note: this user has no home folder, so files are kept in {os.environ['HOME']}")

@@ -5,8 +5,11 @@ from __future__ import annotations
 import hashlib
 import math
 import os
+import shutil
+import stat
 import sys
 from collections.abc import Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -17,7 +20,7 @@ from apollo_cli.video.opening import shown
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.weights.adapter import Adapter, visual_identity
 from apollo_cli.weights.checkpoint import Checkpoint
-from apollo_cli.weights.files import apollo_home
+from apollo_cli.weights.files import apollo_cache, apollo_home
 
 LIMIT_VARIABLE = "APOLLO_CACHE_GB"
 DEFAULT_LIMIT_GB = 10.0
@@ -37,7 +40,7 @@ class CachedMemory:
 
 def cache_folder() -> Path:
     """Where memories are kept."""
-    return apollo_home() / "memories"
+    return apollo_cache() / "memories"
 
 
 def limit_bytes() -> int:
@@ -122,6 +125,8 @@ def find_memory(
     """
     reading = reading or ReadingOptions()
     path = place_for(source, model, plan)
+    if not is_own(path):
+        return None
     try:
         record = read_record(path)
     except ApolloError:
@@ -146,16 +151,46 @@ def prune(limit: int) -> int:
     return freed
 
 
+def remove(name: str) -> int:
+    """Delete the memories of one video, or one memory.
+
+    Args:
+        name: path of the video, which may be gone; or path or name of a file of the cache.
+
+    Returns:
+        Bytes freed.
+
+    Raises:
+        UsageError: nothing is remembered of it.
+    """
+    path = Path(os.path.realpath(name))
+    found = [
+        memory
+        for memory in list_memories()
+        if memory.path.name == name
+        or Path(os.path.realpath(memory.path)) == path
+        or Path(os.path.realpath(memory.record.path)) == path
+    ]
+    if not found:
+        raise UsageError(f"{name}: nothing is remembered of it", next_step="see apollo cache list")
+    for memory in found:
+        memory.path.unlink(missing_ok=True)
+    return sum(memory.size_bytes for memory in found)
+
+
 def clear() -> int:
-    """Delete all memories, finished or not.
+    """Delete all memories, finished or not; folders are not ours and stay.
 
     Returns:
         Bytes freed.
     """
     freed = 0
     for path in cache_folder().glob("*"):
-        freed += path.stat().st_size
-        path.unlink(missing_ok=True)
+        with suppress(FileNotFoundError):
+            facts = path.lstat()
+            if not stat.S_ISDIR(facts.st_mode):
+                path.unlink()
+                freed += facts.st_size if stat.S_ISREG(facts.st_mode) else 0
     return freed
 
 
@@ -164,8 +199,34 @@ def list_memories() -> list[CachedMemory]:
     found = []
     for path in cache_folder().glob(f"*{SUFFIX}"):
         try:
-            record, facts = read_record(path), path.stat()
+            if is_own(path):
+                record, facts = read_record(path), path.stat()
+                found.append(CachedMemory(path, record, facts.st_size, facts.st_mtime))
         except (ApolloError, OSError):
             continue
-        found.append(CachedMemory(path, record, facts.st_size, facts.st_mtime))
     return sorted(found, key=lambda memory: memory.used, reverse=True)
+
+
+def is_own(path: Path) -> bool:
+    """Whether an entry of the cache is a plain file: links and pipes are not followed or read."""
+    try:
+        return stat.S_ISREG(path.lstat().st_mode)
+    except OSError:
+        return False
+
+
+def adopt_old() -> str | None:
+    """Move memories to where they are kept now, from the user's data folder, where they were.
+
+    Returns:
+        What was done, as a sentence; None where there was nothing to do.
+    """
+    old, new = apollo_home() / "memories", cache_folder()
+    if old == new or not old.is_dir() or old.is_symlink() or new.exists():
+        return None
+    try:
+        new.parent.mkdir(parents=True, exist_ok=True)
+        shutil.move(old, new)
+    except OSError:
+        return None
+    return f"remembered videos were moved from {old} to {new}"

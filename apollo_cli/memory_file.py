@@ -8,9 +8,12 @@ of them were damaged. After a kill, the next run goes on behind them.
 
 from __future__ import annotations
 
+import errno
 import hashlib
 import json
 import os
+import stat
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -78,7 +81,12 @@ class MemoryWriter:
         }
         self._entries = entries
         target.parent.mkdir(parents=True, exist_ok=True)
-        self._lock = FileLock(target.with_name(target.name + ".lock"))
+        lock = target.with_name(target.name + ".lock")
+        for place in (self.part, self.counter, lock):
+            _clear_way(place)
+        if target.is_dir():
+            raise IsADirectoryError(errno.EISDIR, os.strerror(errno.EISDIR), str(target))
+        self._lock = FileLock(lock)
         self._lock.acquire(blocking=False)
         self._header = self._render(record, None)
         self._times_at = len(self._header)
@@ -157,6 +165,13 @@ class MemoryWriter:
         """Tokens and times of the clips that are there."""
         tokens, times = _read_tensors(self.part)
         return tokens[: self.done], times[: self.done]
+
+
+def _clear_way(place: Path) -> None:
+    """Delete a link or pipe that stands where a file is to be written: never write through it."""
+    with suppress(FileNotFoundError):
+        if not stat.S_ISREG(place.lstat().st_mode):
+            place.unlink()
 
 
 def _digest(path: Path, start: int) -> str:

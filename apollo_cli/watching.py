@@ -16,7 +16,7 @@ from filelock import Timeout
 
 from apollo_cli.config import ENCODE_BATCH, ReadingOptions
 from apollo_cli.errors import ApolloError, FitError, UsageError
-from apollo_cli.memory_cache import find_memory, identify, limit_bytes, place_for, prune
+from apollo_cli.memory_cache import adopt_old, find_memory, identify, limit_bytes, place_for, prune
 from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
@@ -147,6 +147,9 @@ class Watcher:
     def __post_init__(self) -> None:
         kind = self.network.device.type
         self.encode_batch = self.encode_batch or ENCODE_BATCH.get(kind, ENCODE_BATCH["cpu"])
+        moved = adopt_old() if self.use_cache else None
+        self._news = [moved] if moved else []
+        self._told_of_cache = False
 
     def watch(
         self,
@@ -250,7 +253,11 @@ class Watcher:
         except OSError as error:
             if is_asked_for:
                 raise _cannot_write(target, error) from error
-        return Keeper(writer, is_asked_for)
+            if not self._told_of_cache:
+                self._news.append(f"{_NOT_KEPT} ({target.parent}: {error.strerror})")
+                self._told_of_cache = True
+        notes, self._news = tuple(self._news), []
+        return Keeper(writer, is_asked_for, notes)
 
     def _look(
         self,

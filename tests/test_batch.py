@@ -225,10 +225,10 @@ def test_a_table_of_an_earlier_run_is_not_written_over(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):
     output = folder / "out.csv"
-    output.write_text("video,question,answer,error\n")
+    output.write_text("video,question,answer,error,notes\n")
     assert ask(checkpoint, "--videos", str(folder), "one?", "-o", str(output)) == 2
     assert "out.csv" in capfd.readouterr().err
-    assert output.read_text() == "video,question,answer,error\n"
+    assert output.read_text() == "video,question,answer,error,notes\n"
 
 
 @pytest.mark.parametrize("many", [False, True])

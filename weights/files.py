@@ -4,9 +4,13 @@ from __future__ import annotations
 
 import os
 import re
-import sys
+import stat
+import tempfile
+from functools import cache
 from pathlib import Path, PurePosixPath, PureWindowsPath
 from typing import Any
+
+from platformdirs import user_cache_path, user_data_path
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.values import parse_object
@@ -19,16 +23,38 @@ _LFS_START = b"version https://git-lfs"
 
 def apollo_home() -> Path:
     """Where this program keeps its own records: ``APOLLO_HOME``, or the user's data folder."""
+    return _chosen_home() or _with_home(user_data_path("apollo", appauthor=False))
+
+
+def apollo_cache() -> Path:
+    """Where this program keeps what can be made again: ``APOLLO_HOME``, or the cache folder."""
+    return _chosen_home() or _with_home(user_cache_path("apollo", appauthor=False))
+
+
+def _chosen_home() -> Path | None:
     chosen = os.environ.get("APOLLO_HOME")
-    if chosen:
-        return Path(chosen).expanduser().absolute()
-    if sys.platform == "win32":
-        base = Path(os.environ.get("LOCALAPPDATA") or "~/AppData/Local")
-    elif sys.platform == "darwin":
-        base = Path("~/Library/Application Support")
-    else:
-        base = Path(os.environ.get("XDG_DATA_HOME") or "~/.local/share")
-    return base.expanduser() / "apollo"
+    return Path(os.path.expanduser(chosen)).absolute() if chosen else None
+
+
+def _with_home(folder: Path) -> Path:
+    """The folder; where the user has no home, as in containers, one among temporary files."""
+    return folder if folder.is_absolute() else homeless_folder() / folder.name
+
+
+@cache
+def homeless_folder() -> Path:
+    """A folder of this user's own among temporary files, the same in each run where possible."""
+    user = os.getuid() if hasattr(os, "getuid") else 0
+    place = Path(tempfile.gettempdir()) / f"apollo-{user}"
+    try:
+        place.mkdir(mode=0o700, exist_ok=True)
+        facts = place.lstat()
+        if stat.S_ISDIR(facts.st_mode) and facts.st_uid == user:
+            return place
+    except OSError:
+        pass
+    # Somebody else was there first.
+    return Path(tempfile.mkdtemp(prefix="apollo-"))
 
 
 def is_lfs_pointer(start: bytes) -> bool:

@@ -162,9 +162,10 @@ def answer_all(
                 remark(text)
             if request.blind:
                 row["blind_check"] = _check_blind(apollo, memories, answer, request, remark)
-        for text in apollo.remarks(question):
+        warnings = apollo.remarks(question)
+        for text in warnings:
             remark(text)
-        yield row
+        yield row | {"notes": [*row.get("notes", ()), *warnings]}
 
 
 def _write(

@@ -180,8 +180,14 @@ def write_rows(
     """
     failed: list[str] = []
     for number, row in enumerate(rows, start=1):
-        file.write(write(row, number))
-        file.flush()
+        try:
+            file.write(write(row, number))
+            file.flush()
+        except BrokenPipeError:
+            raise
+        except OSError as error:
+            name = getattr(file, "name", "the output")
+            raise UsageError(f"{name} cannot be written ({error.strerror})") from error
         if "error" in row and row["video"] not in failed:
             failed.append(row["video"])
     if failed:

@@ -53,13 +53,14 @@ def to_csv(row: dict[str, Any], number: int) -> str:
     text = io.StringIO()
     table = csv.writer(text, lineterminator="\n")
     if number == 1:
-        table.writerow(["video", "question", "answer", "error"])
+        table.writerow(["video", "question", "answer", "error", "notes"])
     videos = " ".join(video["path"] for video in row.get("videos", []))
     values = [
         row.get("video", videos),
         row["question"],
         row.get("answer", ""),
         row.get("error", ""),
+        " ".join(row.get("notes", ())),
     ]
     table.writerow(map(clean_cell, values))
     return text.getvalue()

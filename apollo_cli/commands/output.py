@@ -27,10 +27,10 @@ STAGES = {
 
 
 def say(text: str) -> None:
-    """Write a line for the person, on stderr; work goes on where nobody reads it any more."""
+    """Write a line for the person, on stderr; work goes on where nobody can read it."""
     try:
         click.echo(text, err=True)
-    except BrokenPipeError:
+    except OSError:
         # What was not written stays in the buffer, and would fail again with the next line.
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stderr.fileno())
 
@@ -78,7 +78,7 @@ def format_bytes(count: int | None) -> str:
 
 def say_note(text: str) -> None:
     """Write a remark for the person, on one line of stderr."""
-    click.echo(f"note: {' '.join(text.split())}", err=True)
+    say(f"note: {' '.join(text.split())}")
 
 
 def once(remark: Callable[[str], None]) -> Callable[[str], None]:

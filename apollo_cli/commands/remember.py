@@ -89,6 +89,11 @@ def cache() -> None:
     They take at most 10 GB, or what the variable APOLLO_CACHE_GB says; inf is no limit. What was
     not used for longest goes first.
     """
+    from apollo_cli.memory_cache import adopt_old
+
+    moved = adopt_old()
+    if moved:
+        say_note(moved)
 
 
 @cache.command("list")
@@ -115,6 +120,18 @@ def list_command(as_json: bool) -> None:
     write_table(["VIDEO", "MODEL", "CLIPS", "SIZE", "LAST USED"], table)
     total = format_bytes(sum(memory.size_bytes for memory in memories))
     say_note(f"{total} of {format_bytes(limit_bytes())} (APOLLO_CACHE_GB) in {cache_folder()}")
+
+
+@cache.command("rm")
+@click.argument("file", metavar="FILE")
+def rm_command(file: str) -> None:
+    """Delete what is remembered of one video, or one memory of the list.
+
+    FILE is the video, also one that is gone, or a memory as apollo cache list --json names it.
+    """
+    from apollo_cli.memory_cache import remove
+
+    say_note(f"{format_bytes(remove(file))} freed")
 
 
 @cache.command("clear")
