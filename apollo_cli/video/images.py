@@ -116,12 +116,18 @@ def read_image_facts(path: Path, limits: Limits) -> ImageFacts:
         warnings.simplefilter("always")
         (width, height), kind = image.size, image.format or "image"
         stored = display = width, height
-        if image.getexif().get(_ORIENTATION, 1) in (5, 6, 7, 8):
+        if kind == "PNG":
+            # Its orientation may stand behind the pixels.
+            image.load()
+        orientation = _orientation(image)
+        if orientation in (5, 6, 7, 8):
             # Pillow gives the size of a TIFF as it is shown, of all others as it is stored.
             stored, display = (height, width), (width, height)
             if kind != "TIFF":
                 stored, display = display, stored
         faults = []
+        if orientation is None:
+            faults.append("its EXIF data is damaged: it is taken to be upright")
         milliseconds = []
         # The pages of a TIFF or the cameras of an MPO photo are not a film.
         if kind in ("GIF", "PNG", "WEBP", "AVIF"):
@@ -173,6 +179,14 @@ def _read_durations(image: Image.Image) -> tuple[list[float], bool]:
     return milliseconds, False
 
 
+def _orientation(image: Image.Image) -> int | None:
+    """As EXIF numbers it, 1 is upright; None where it cannot be read."""
+    try:
+        return image.getexif().get(_ORIENTATION, 1)
+    except (*_DAMAGE, TypeError):
+        return None
+
+
 def _first_page(image: Image.Image) -> int:
     """1 where an APNG has a picture for programs that know no animations, else 0."""
     return int(getattr(image, "default_image", False) and getattr(image, "n_frames", 1) > 1)
@@ -200,7 +214,7 @@ def walk_image(
             image.seek(first + index)
             image.load()
             upright = image
-            if image.getexif().get(_ORIENTATION, 1) != 1:
+            if _orientation(image) not in (None, 1):
                 upright = ImageOps.exif_transpose(image)
             # Of an animation this is told by the facts.
             damaged = is_still and _reports_damage(path, image.format or "")

@@ -167,6 +167,15 @@ def test_the_turn_of_a_photo_is_followed(tmp_path: Path, suffix: str, orientatio
     assert mark.turned == 0
 
 
+def test_a_photo_with_damaged_exif_is_read_and_that_is_told(tmp_path: Path):
+    path = tmp_path / "photo.webp"
+    marked_image().save(path, exif=b"Exif\0\0no such thing", quality=95)
+    info = probe(path)
+    assert "EXIF" in info.warnings[0]
+    (frame,) = read_frames(info, [0.0])
+    assert read_marker(frame.rgb) is not None
+
+
 def test_transparent_pixels_are_black(tmp_path: Path):
     pixels = np.full((4, 4, 4), 200, dtype=np.uint8)
     pixels[..., 3] = [0, 255, 128, 255]
