@@ -21,6 +21,7 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.files import apollo_home
+from apollo_cli.words import count
 
 Options = TypeVar("Options", SamplingOptions, GenerationOptions)
 
@@ -308,7 +309,7 @@ def _is_of(value: object, hint: Any) -> bool:
 def _say_seen(video: dict[str, Any]) -> str:
     """What of a video was seen, as ``Answer.videos`` tells it."""
     lines = video["subtitles"]
-    said = f", {lines} line{'s' if lines != 1 else ''} of subtitles" if lines else ""
+    said = f", {count(lines, 'line')} of subtitles" if lines else ""
     return f"{Path(video['path']).name}: {video['coverage_text']}{said}"
 
 

@@ -33,6 +33,7 @@ from apollo_cli.watching import Progress, Watcher, no_progress
 from apollo_cli.weights.bits import QuantKind
 from apollo_cli.weights.card import read_card, toy_remarks
 from apollo_cli.weights.locate import LocatedModel, locate_model
+from apollo_cli.words import count
 
 
 def load(
@@ -356,7 +357,7 @@ class Apollo:
             notes.append("the answer began to repeat itself and was stopped")
             return "repetition"
         if len(ids) >= options.max_new_tokens:
-            notes.append(f"the answer was cut at {options.max_new_tokens} tokens")
+            notes.append(f"the answer was cut at {count(options.max_new_tokens, 'token')}")
             return "length"
         return "end"
 

@@ -18,7 +18,7 @@ from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_wo
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
 from apollo_cli.weights.bits import KINDS, QuantKind, fits_quantisation, quantised_bytes
-from apollo_cli.words import apart
+from apollo_cli.words import apart, count
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.
@@ -305,7 +305,8 @@ def _given_up(run: Run, wanted: Settings, taken: Settings) -> tuple[str, ...]:
             "answers may differ (apollo models verify NAME --quant shows how much)"
         )
     if taken.clips < wanted.clips:
-        said.append(f"{taken.clips} clips are looked at instead of {wanted.clips}")
+        fewer = count(taken.clips, "clip is looked at", "clips are looked at")
+        said.append(f"{fewer} instead of {wanted.clips}")
     return tuple(said)
 
 

@@ -28,6 +28,7 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import ClipBatch, ReadReport, find_pictures
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
+from apollo_cli.words import count
 
 _NOT_KEPT = "what was seen could not be kept for later"
 
@@ -276,7 +277,10 @@ class Watcher:
             kept = keeper.writer.written()
             tokens.append(kept[0].to(self.network.device))
             times.append(kept[1])
-            keeper.notes += (f"{skipped} clips of an earlier, stopped run were kept",)
+            earlier = "of an earlier, stopped run"
+            keeper.notes += (
+                count(skipped, f"clip {earlier} was kept", f"clips {earlier} were kept"),
+            )
         fast = ["--fast: the nearest key pictures were taken"] if reading.fast else []
         decode_seconds = encode_seconds = 0.0
         mark = time.perf_counter()

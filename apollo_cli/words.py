@@ -5,13 +5,13 @@ from __future__ import annotations
 _MOST_DIGITS = 6
 
 
-def count(number: int, what: str) -> str:
+def count(number: int, one: str, many: str = "") -> str:
     """Such as ``1 sample`` and ``2 samples``.
 
     Args:
-        what: one of them, as a word or words that take an s.
+        one: what there is one of. many: the same for several; empty is ``one`` with an s.
     """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
+    return f"{number} {one}" if number == 1 else f"{number} {many or one + 's'}"
 
 
 def apart(*values: float, digits: int = 1) -> tuple[str, ...]:

@@ -8,20 +8,13 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
+from apollo_cli.words import count as count  # noqa: PLC0414  # counts here as everywhere
+
 _KINDS = {
     stat.S_IFREG: "a file",
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
 }
-
-
-def count(number: int, what: str) -> str:
-    """Such as ``1 sample`` and ``2 samples``.
-
-    Args:
-        what: one of them, as a word or words that take an s.
-    """
-    return f"{number} {what}" if number == 1 else f"{number} {what}s"
 
 
 def kind_of(value: Any) -> str:

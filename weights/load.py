@@ -30,6 +30,7 @@ from apollo_cli.weights.quantize import (
     stored_parts,
 )
 from apollo_cli.weights.shards import name_some
+from apollo_cli.words import count
 
 TIED_HEAD = "lm_head.weight"
 # What older versions of the libraries stored beside the weights.
@@ -176,7 +177,7 @@ def _check_shapes(
         stored = checkpoint.tensors[part]
         missing = [key for key in parameters if key not in stored]
         if missing:
-            faults.append(f"{part} lacks {len(missing)} tensors ({name_some(missing)})")
+            faults.append(f"{part} lacks {count(len(missing), 'tensor')} ({name_some(missing)})")
         misshapen = [
             f"{key} is {list(stored[key].shape)}, needed is {list(parameter.shape)}"
             for key, parameter in parameters.items()
@@ -193,7 +194,9 @@ def _check_shapes(
             faults.append(f"{part} holds whole numbers without their scales ({name_some(odd)})")
         unknown = _surprises(part, stored, parameters, in_layers)
         if unknown:
-            faults.append(f"{part} has {len(unknown)} unknown tensors ({name_some(unknown)})")
+            faults.append(
+                f"{part} has {count(len(unknown), 'unknown tensor')} ({name_some(unknown)})"
+            )
     if faults:
         raise WeightsError(
             f"checkpoint {checkpoint.root} does not fit the network: {'; '.join(faults)}",

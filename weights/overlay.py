@@ -28,6 +28,7 @@ from apollo_cli.weights.checkpoint import CONNECTOR, LLM, encoder_part
 from apollo_cli.weights.finite import check_finite
 from apollo_cli.weights.quantize import fill_layer, is_quantised
 from apollo_cli.weights.shards import name_some, read_header
+from apollo_cli.words import count
 
 # A tensor of a checkpoint: its part, and its name there.
 Key = tuple[str, str]
@@ -168,9 +169,9 @@ def _compare(file: Path, wanted: Mapping[str, tuple[int, ...]], faults: list[str
         if found[name].shape != tuple(wanted[name])
     ]
     if missing:
-        faults.append(f"{label} lacks {len(missing)} tensors ({name_some(missing)})")
+        faults.append(f"{label} lacks {count(len(missing), 'tensor')} ({name_some(missing)})")
     if extra:
-        faults.append(f"{label} has {len(extra)} unknown tensors ({name_some(extra)})")
+        faults.append(f"{label} has {count(len(extra), 'unknown tensor')} ({name_some(extra)})")
     if misshapen:
         faults.append(f"{label}: {name_some(misshapen)}")
 

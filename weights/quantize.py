@@ -30,6 +30,7 @@ from apollo_cli.weights.bits import (
 )
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo
 from apollo_cli.weights.shards import name_some
+from apollo_cli.words import count
 
 # Columns of activations with a value past this stay in 16 bits (LLM.int8, arXiv:2208.07339).
 OUTLIER_THRESHOLD = 6.0
@@ -267,7 +268,7 @@ def check_stored_layers(
         if weight is not None and (weight.elements != expected or weight.dtype not in ("U8", "I8")):
             misshapen.append(f"{name}.weight holds {weight.elements} values, needed {expected}")
     if missing:
-        yield f"llm lacks {len(missing)} tensors ({name_some(missing)})"
+        yield f"llm lacks {count(len(missing), 'tensor')} ({name_some(missing)})"
     if misshapen:
         yield f"llm: {name_some(misshapen)}"
 

@@ -18,6 +18,7 @@ import click
 
 from apollo_cli.commands.output import progress, say_note
 from apollo_cli.errors import ApolloError, MediaError, UsageError
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.video.guard import GuardedReader
@@ -78,13 +79,14 @@ def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -
         write(told())
     if found["left out"]:
         say_note(f"left out, since they are no video or image: {_name(found['left out'])}")
-    count = len(files) - len(found["left out"])
-    if not count:
+    told_of = len(files) - len(found["left out"])
+    if not told_of:
         raise UsageError(f"{places[0]} holds no video or image")
-    files_ = f"{count} file{'s' * (count != 1)}"
-    say_note(f"{files_}, {len(found['odd'])} odd, {len(found['broken'])} broken")
+    say_note(f"{count(told_of, 'file')}, {len(found['odd'])} odd, {len(found['broken'])} broken")
     if found["broken"]:
-        raise MediaError(f"{len(found['broken'])} of {files_} broken: {_name(found['broken'])}")
+        raise MediaError(
+            f"{len(found['broken'])} of {count(told_of, 'file')} broken: {_name(found['broken'])}"
+        )
 
 
 def find_files(places: Iterable[str], recursive: bool) -> Iterator[tuple[str, bool]]:

@@ -17,6 +17,7 @@ from apollo_cli.video.packets import NO_TIME, PacketScan
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import Times, damaged_spans, typical_step
 from apollo_cli.video.trial import FirstPictures
+from apollo_cli.words import count
 
 # A header may round; it may not promise more than this share beyond what is there.
 _LENGTH_SLACK = 0.05
@@ -94,24 +95,28 @@ def _missing(scan: PacketScan, first: FirstPictures) -> list[str]:
     if scan.cut_short:
         faults.append("the file ends early: the last picture is incomplete")
     if scan.blank:
-        faults.append(f"{scan.blank} pictures are missing: the file has holes of zeros")
+        missing = count(scan.blank, "picture is missing", "pictures are missing")
+        faults.append(f"{missing}: the file has holes of zeros")
     holes = damaged_spans(scan)
     if holes:
-        count = sum(int(scan.is_shown[first:end].sum()) for first, end in holes)
-        faults.append(f"data is lost in {len(holes)} places: about {count} pictures are damaged")
+        touched = sum(int(scan.is_shown[first:end].sum()) for first, end in holes)
+        damaged = count(touched, "picture is damaged", "pictures are damaged")
+        faults.append(f"data is lost in {count(len(holes), 'place')}: about {damaged}")
     lost = int((scan.is_shown & first.undecodable).sum())
     if lost:
-        faults.append(f"the first {lost} pictures can't be decoded: the file starts in a group")
+        first_ones = "first picture" if lost == 1 else f"first {lost} pictures"
+        faults.append(f"the {first_ones} can't be decoded: the file starts in a group")
     return faults
 
 
 def _times(container: av.container.InputContainer, times: Times, seconds: np.ndarray) -> list[str]:
     faults = []
-    count = len(seconds)
-    if times.untimed == count:
+    total = len(seconds)
+    if times.untimed == total:
         faults.append("no time stamps: times follow from a nominal rate")
     elif times.untimed:
-        faults.append(f"{times.untimed} pictures have no time stamp: theirs are estimated")
+        untimed = count(times.untimed, "picture has", "pictures have")
+        faults.append(f"{untimed} no time stamp: it is estimated")
     if times.restarts:
         faults.append("the time line starts again on the way: the parts are put end to end")
     spliced = container.format.name in _SPLICED_CONTAINERS
@@ -126,7 +131,8 @@ def _times(container: av.container.InputContainer, times: Times, seconds: np.nda
         )
     repeats = int((gaps <= 0).sum())
     if repeats:
-        faults.append(f"{repeats} pictures share their time with another one")
+        shared = count(repeats, "picture shares its time", "pictures share their time")
+        faults.append(f"{shared} with another one")
     return faults
 
 

@@ -14,6 +14,7 @@ from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.opening import shown, unchanged
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
+from apollo_cli.words import count
 
 DEFAULT_READING = ReadingOptions()
 
@@ -70,9 +71,11 @@ class ReadReport:
             return ""
         if self.kept:
             return "the picture is damaged: parts of it may be wrong"
+        damaged = len(self.damaged_seconds)
         return (
-            f"{len(self.damaged_seconds)} of {self.pictures} pictures are damaged, the first at "
-            f"{self.damaged_seconds[0]:.2f} s: the nearest sound one stands in for each"
+            f"{damaged} of {count(self.pictures, 'picture')} {'is' if damaged == 1 else 'are'} "
+            f"damaged, the first at {self.damaged_seconds[0]:.2f} s: the nearest sound one stands "
+            "in for each"
         )
 
 

@@ -14,7 +14,7 @@ import numpy as np
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.words import apart, percent
+from apollo_cli.words import apart, count, percent
 
 _EPSILON = 1e-6
 # Containers round their times to as much as a millisecond.
@@ -59,14 +59,14 @@ class ClipPlan:
         """Say in words what is looked at and what is not."""
         if self.is_uniform:
             step = (self.end_seconds - self.start_seconds) / self.times.size
-            return f"{self.times.size} frames, one every {apart(step, 0.0)[0]} s"
-        count = f"{len(self)} clip{'s' if len(self) != 1 else ''}"
+            return f"{count(self.times.size, 'frame')}, one every {apart(step, 0.0)[0]} s"
+        clips = count(len(self), "clip")
         if len(self) >= self.wanted_clips:
-            return f"{count}, every moment seen"
+            return f"{clips}, every moment seen"
         # Of the window, not from clip to clip: what lies behind the last clip counts too.
         window = self.end_seconds - self.start_seconds
         seen, every = apart(self.seen_seconds / len(self), window / len(self))
-        return f"{count}, {seen} s seen of every {every} s ({percent(self.coverage)})"
+        return f"{clips}, {seen} s seen of every {every} s ({percent(self.coverage)})"
 
 
 @dataclass(frozen=True)
