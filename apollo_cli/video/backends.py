@@ -16,6 +16,7 @@ import numpy as np
 
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video import progress
+from apollo_cli.video.findings import FORMAT_CHANGES
 from apollo_cli.video.images import walk_image
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.limits import Limits
@@ -157,6 +158,8 @@ def _unfit_for_decord(info: VideoInfo) -> str:
         return "it seeks wrongly in this container"
     if info.mirrored:
         return "it does not mirror"
+    if FORMAT_CHANGES in info.warnings:
+        return "it keeps to the first format of a file"
     if len(line.packet) != len(line.pts):
         return "it shows pictures outside of the edit list"
     nearest = np.searchsorted(line.keys, line.packet, side="right") - 1

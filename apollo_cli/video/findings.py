@@ -19,6 +19,8 @@ from apollo_cli.video.timeline import Times, damaged_spans, typical_step
 from apollo_cli.video.trial import FirstPictures
 from apollo_cli.words import count
 
+FORMAT_CHANGES = "the picture's size or format changes on the way"
+
 # A header may round; it may not promise more than this share beyond what is there.
 _LENGTH_SLACK = 0.05
 _LENGTH_SLACK_SECONDS = 0.5
@@ -49,7 +51,7 @@ def describe_faults(
         *_promises(container, stream, times, clock),
     ]
     if scan.formats > 1:
-        faults.append("the picture's size or format changes on the way")
+        faults.append(FORMAT_CHANGES)
     if first.odd_angle:
         faults.append(
             f"the picture is turned by {first.odd_angle:.0f} degrees: it is shown upright to the "

@@ -64,6 +64,30 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
         assert read_marks(info, [index])[0] == [whole[index]], index
 
 
+def test_a_second_sample_description_is_followed_after_a_jump(tmp_path: Path):
+    path = tmp_path / "two_descriptions.mp4"
+    with (
+        av.open(str(FOLDER / "concat_flv_size.flv")) as read,
+        av.open(str(path), "w") as written,
+    ):
+        stream = read.streams.video[0]
+        copy = written.add_stream_from_template(stream)
+        packets = [packet for packet in read.demux(stream) if packet.size]
+        later = [bytes(packet) for packet in packets[30:]]
+        for number in range(330):
+            packet = packets[number] if number < 60 else av.Packet(later[number % 30])
+            packet.is_keyframe = packets[30 + number % 30 if number >= 60 else number].is_keyframe
+            packet.pts = packet.dts = number
+            packet.time_base, packet.stream = Fraction(1, 30), copy
+            written.mux(packet)
+    assert path.read_bytes().count(b"avcC") == 2
+    info = probe(path)
+    assert "size or format changes" in " ".join(info.warnings)
+    for index in (29, 31, 250, 329):
+        marks, damaged = read_marks(info, [index])
+        assert (marks[0][1], damaged) == (index if index < 30 else 30 + index % 30, [])
+
+
 def test_a_header_that_is_sent_once_reaches_every_picture_behind_it(tmp_path: Path):
     path = tmp_path / "once.ts"
     with av.open(str(path), "w") as container:
@@ -167,3 +191,16 @@ def test_a_turn_by_no_right_angle_is_told(tmp_path: Path, degrees: int, odd: boo
 
     info = probe(make_film(tmp_path / "turned.mp4", count=2, prepare=turn))
     assert any("nearest right angle" in fault for fault in info.warnings) == odd
+
+
+def test_sums_of_pictures_that_a_file_holds_are_looked_at(tmp_path: Path):
+    sums = {"x265-params": "hash=1:log-level=none:bframes=2:b-adapt=0:keyint=20"}
+    path = make_film(tmp_path / "sums.mp4", codec="libx265", options=sums, count=30)
+    with av.open(str(path)) as container:
+        packets = [bytes(p) for p in container.demux(container.streams.video[0]) if p.size]
+    data = path.read_bytes()
+    at = data.index(packets[5]) + 30
+    path.write_bytes(data[:at] + b"\x55\xaa\x55" + data[at + 3 :])
+    marks, damaged = read_marks(probe(path), list(range(30)))
+    assert damaged
+    assert [mark == k for k, (_, mark) in enumerate(marks)] == [k not in damaged for k in range(30)]
