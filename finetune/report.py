@@ -6,7 +6,6 @@ from collections.abc import Iterator, Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
 
-import click
 import numpy as np
 
 from apollo_cli.errors import DataError
@@ -125,14 +124,13 @@ class CheckReport:
             next_step += f", or run without {'these samples' if many else 'this sample'}"
         return DataError(f"{self.recipe.path} has {' and '.join(words)}", next_step=next_step)
 
-    def describe(self, examples: int = _EXAMPLES, color: bool = False) -> str:
+    def describe(self, examples: int = _EXAMPLES) -> str:
         """The report as text.
 
         Args:
             examples: most samples that are named for each kind of fault.
-            color: mark what is trained with a colour too.
         """
-        lines = [*self._facts(), *self._learned(color)]
+        lines = [*self._facts(), *self._learned()]
         if any(fault.kind == "recipe" for fault in self.faults):
             # Nothing that it makes of the data is known.
             lines = [f"{shown(self.recipe.path.name)}: faults of the recipe, and of its data"]
@@ -202,13 +200,13 @@ class CheckReport:
         width = max(len(name) for name, _ in rows)
         yield from (f"  {name.ljust(width)}  {value}" for name, value in rows)
 
-    def _learned(self, color: bool) -> Iterator[str]:
+    def _learned(self) -> Iterator[str]:
         if self.previews:
             yield ""
             yield "WHAT IS LEARNED, between [[ and ]]"
         for preview in self.previews:
             yield f"  {preview.name}"
-            text = "".join(_spelled(piece, color) for piece in _shortened(preview.pieces))
+            text = "".join(_spelled(piece) for piece in _shortened(preview.pieces))
             yield from (f"    {line}" for line in text.split("\n"))
 
 
@@ -225,12 +223,10 @@ def _shortened(pieces: Sequence[Piece]) -> list[Piece]:
     ]
 
 
-def _spelled(piece: Piece, color: bool) -> str:
+def _spelled(piece: Piece) -> str:
     """A piece without characters that would change the terminal."""
     text = "\n".join(map(shown, piece.text.split("\n")))
-    if piece.role != "trained":
-        return text
-    return click.style(f"[[{text}]]", fg="green", bold=True) if color else f"[[{text}]]"
+    return f"[[{text}]]" if piece.role == "trained" else text
 
 
 def _group(kind: str, faults: Sequence[Fault], examples: int) -> Iterator[str]:

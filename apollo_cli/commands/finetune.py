@@ -5,7 +5,6 @@ from __future__ import annotations
 import importlib.util
 import os
 import shlex
-import sys
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -72,7 +71,7 @@ def check_command(recipe: Path, as_json: bool) -> None:
     if as_json:
         write_json(found.to_dict())
     else:
-        click.echo(found.describe(color=sys.stdout.isatty()))
+        click.echo(found.describe())
     error = found.error()
     if error is not None:
         raise error
