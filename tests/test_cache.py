@@ -15,6 +15,8 @@ import pytest
 from apollo_cli import engine
 from apollo_cli.cli import main
 from apollo_cli.memory_cache import cache_folder, list_memories
+from apollo_cli.weights.card import question_kind, read_card, toy_remarks
+from apollo_cli.weights.locate import locate_model
 from tests import tiny
 
 CASES = Path(__file__).parent / "cases"
@@ -153,6 +155,36 @@ def test_a_user_without_a_home_gets_one_and_doctor_answers(
     assert str(tmp_path) in told.out
     assert str(tmp_path) in told.err
     homeless_folder.cache_clear()
+
+
+@pytest.mark.parametrize(
+    ("question", "known"),
+    [
+        ("What colour is the ball?", True),
+        ("which color is the red thing", True),
+        ("Is there a blue star in the video?", True),
+        ("Which way does the box move? (A) left (B) up", True),
+        ("What is shown at 7 seconds?", True),
+        ("What colour is the car?", False),
+        ("What colour is the ball after it turns?", False),
+        ("Which team wins?", False),
+        ("Is the man happy?", False),
+        ("Where was this filmed?", False),
+        ("How many balls are there?", False),
+        ("What is written on the wall?", False),
+        ("Does the ball bounce?", False),
+        ("Is it day or night?", False),
+        ("How does the story end?", False),
+        ("What number is on the bus?", False),
+        ("Describe the mood.", False),
+        ("What is the speed of light?", False),
+        ("What is shown at 7 o'clock?", False),
+    ],
+)
+def test_the_toy_warns_of_what_it_was_not_trained_on(question: str, known: bool):
+    card = read_card(locate_model("apollo-nano", None).folder)
+    assert (question_kind(card, question) is not None) == known
+    assert (len(toy_remarks(card, question)) == 1) == known
 
 
 def test_warnings_of_the_toy_stand_beside_their_question(capsys: pytest.CaptureFixture[str]):

@@ -54,7 +54,7 @@ def read_card(folder: Path) -> dict[str, KindScore]:
 def question_kind(card: dict[str, KindScore], question: str) -> str | None:
     """Which kind of question this is, as far as its words tell; the first that fits decides."""
     for kind, score in card.items():
-        if score.pattern and re.search(score.pattern, question, re.IGNORECASE):
+        if score.pattern and re.search(score.pattern, question.strip(), re.IGNORECASE):
             return kind
     return None
 
@@ -63,7 +63,10 @@ def toy_remarks(card: dict[str, KindScore], question: str) -> list[str]:
     """What a user of the toy should know about its answer to a question."""
     kind = question_kind(card, question)
     if kind is None:
-        return [TOY_NOTICE, "this kind of question was not part of its training"]
+        return [
+            TOY_NOTICE,
+            "this question has a kind, phrase or word that was not part of its training",
+        ]
     score = card[kind]
     if score.supported:
         return [TOY_NOTICE]

@@ -96,16 +96,50 @@ PHRASES = {
     ),
 }
 
-# What kind a question is, first match first; for telling a user that a kind is not supported.
+_COLOURS = "red|green|blue|yellow|orange|purple|white|black"
+_NOUNS = "|".join(sorted({name for key, names in NAMES.items() if key != "ring" for name in names}))
+_IT = rf"the (?:(?:{_COLOURS}) )?(?:{_NOUNS}|object|thing|shape|one)"
+_WORDS = {
+    "colour": "colou?r",
+    "digit": "(?:digit|number)",
+    "it": _IT,
+    "time": r"(?:\d+(?:\.\d+)? ?(?:seconds?|s|sec)|second \d+(?:\.\d+)?)",
+}
+_WAYS, _SPEEDS = "left|right|up|down", "slow|medium|fast"
+_OPTION = rf"(?:{_COLOURS}|{_NOUNS}|{_WAYS}|{_SPEEDS}|\d)"
+
+
+def _phrases_of(kind: str, **words: str) -> str:
+    told = (_WORDS | words).items()
+    phrases = "|".join(dict.fromkeys(text.lower().rstrip("?.") for text in PHRASES[kind]))
+    for name, pattern in told:
+        phrases = phrases.replace(f"{{{name}}}", pattern)
+    return f"(?:{phrases})"
+
+
+def _whole(*patterns: str) -> str:
+    return rf"^(?:{'|'.join(patterns)})\s*[?.]?$"
+
+
+_LOOKUP = "|".join(map(_phrases_of, ("colour", "shape", "direction", "speed", "digit")))
+# What kind a question is: the phrases and words that were trained, and no others. Any other
+# question gets a warning.
 KIND_PATTERNS = {
-    "choice": r"\b[a-d][.)]|\bor\b",
-    "when": r"^(when|at (what|which) (time|second))\b",
-    "at": r"\bat (second )?\d",
-    "colour": r"\b(what|which|the) colou?r\b",
-    "digit": r"\b(what|which|what is the) (digit|number)\b",
-    "speed": r"\bhow (fast|quickly)\b|\bspeed\b",
-    "direction": r"\bwhich way\b|\bdirection\b|^where\b|^how does\b",
-    "shape": r"\b(what|which|kind of) shape\b|\bshape of\b",
-    "yesno": r"^(is|are|does|do|can)\b",
-    "describe": r"^(what|which|describe)\b",
+    "choice": _whole(
+        rf"(?:{_LOOKUP})[?.]?(?:\s+\(?[a-d][.)] {_OPTION})+",
+        rf"is {_IT} (?:{_COLOURS}) or (?:{_COLOURS})",
+        rf"(?:does {_IT} move|is {_IT} moving) (?:{_WAYS}) or (?:{_WAYS})",
+    ),
+    "when": _whole(_phrases_of("when", it=rf"(?:{_IT}|the (?:digit|number))")),
+    **{
+        kind: _whole(_phrases_of(kind))
+        for kind in ("at", "colour", "digit", "speed", "direction", "shape")
+    },
+    "yesno": _whole(
+        rf"is {_IT} (?:{_COLOURS})",
+        rf"is there an? (?:(?:{_COLOURS}) )?(?:{_NOUNS})(?: in the video)?",
+        rf"(?:does {_IT} (?:move|go)|is {_IT} moving)(?: (?:{_WAYS}))?",
+        r"is there a (?:digit|number)(?: in the video)?|is a (?:digit|number) shown",
+    ),
+    "describe": _whole(_phrases_of("describe")),
 }
