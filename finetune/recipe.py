@@ -20,7 +20,8 @@ from apollo_cli.values import Check
 from apollo_cli.weights.registry import known_models, resolve
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
-_LARGEST_FILE = 1_000_000
+# A recipe is short and flat. A key of thousands of parts takes the square of them in memory.
+_LARGEST_FILE, _MOST_DOTS = 100_000, 200
 # What to write for keys without a default.
 _NEEDED = {
     "model": 'name one, such as "apollo-3b"',
@@ -187,9 +188,18 @@ def _parse(path: Path) -> dict[str, Any]:
                 next_step="apollo finetune new FOLDER --data FILE writes one",
             )
         if path.stat().st_size > _LARGEST_FILE:
-            raise DataError(f"{path} is over a megabyte", "a recipe is a short TOML file")
-        return tomllib.loads(path.read_text("utf-8-sig"))
-    except (tomllib.TOMLDecodeError, UnicodeDecodeError) as error:
+            raise DataError(
+                f"{path} has over {_LARGEST_FILE} bytes", "a recipe is a short TOML file"
+            )
+        text = path.read_text("utf-8-sig")
+        for number, line in enumerate(text.split("\n"), start=1):
+            if line.count(".") > _MOST_DOTS:
+                raise DataError(
+                    f"{path}, line {number}, has {line.count('.')} dots",
+                    f"up to {_MOST_DOTS} are read: keys of a recipe have none",
+                )
+        return tomllib.loads(text)
+    except ValueError as error:
         raise DataError(f"{path} is not valid TOML ({error})") from None
     except RecursionError:
         raise DataError(f"{path} is not valid TOML (brackets in brackets without end)") from None

@@ -120,6 +120,42 @@ def test_only_answers_of_the_same_model_and_settings_are_left_out_and_that_is_sa
     assert len(output.read_text().splitlines()) == (4 if again else 2)
 
 
+EDITS = {
+    "video": "5",
+    "question": "[]",
+    "answer": "{}",
+    "model": "[1]",
+    "tokens": "3",
+    "probabilities": "7",
+    "videos": '[{"kind": "video", "duration_seconds": NaN, "window_seconds": "x"}]',
+}
+
+
+def test_an_edited_row_is_told_and_its_question_asked_again(
+    folder: Path, checkpoint: str, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    for name in ("empty.mp4", "vp8.webm"):
+        (folder / name).unlink()
+    output = tmp_path / "answers.jsonl"
+    command = ("--videos", str(folder), "one?", "-o", str(output))
+    assert ask(checkpoint, *command) == 0
+    (row,) = rows(output.read_text())
+    spelled = [json.dumps(row | {key: "@"}).replace('"@"', raw) for key, raw in EDITS.items()] + [
+        "[" * 5000,
+        "3",
+        "null",
+        json.dumps(row | {"videos": [{}]}),
+    ]
+    output.write_text("\n".join([json.dumps({"video": "x", "error": "e"}), *spelled]) + "\n")
+    capfd.readouterr()
+    assert ask(checkpoint, *command) == 0
+    told = capfd.readouterr().err
+    assert "line 2" in told
+    assert "video is 5" in told
+    assert "from before" not in told
+    assert rows(output.read_text().splitlines()[-1])[0]["answer"] == row["answer"]
+
+
 def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):

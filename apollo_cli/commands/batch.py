@@ -12,6 +12,8 @@ from typing import TYPE_CHECKING, Any, TextIO
 from apollo_cli.commands.asking import Remark, Request, answer_all, open_sources, watch
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
+from apollo_cli.values import Check, Values, any_text, list_of, parse_object, table
+from apollo_cli.values import number as number_in
 from apollo_cli.words import count
 
 if TYPE_CHECKING:
@@ -25,6 +27,12 @@ _TABLES = {".json", ".jsonl", ".csv", ".tsv", ".xlsx", ".ods"}
 _MODEL_FACTS = ("name", "revision", "adapter", "quant", "template")
 # Rows round times to milliseconds.
 _CLOSE_SECONDS = 0.01
+# What a row tells of each video that it is about.
+_SEEN: dict[str, Check] = {
+    "kind": any_text,
+    "duration_seconds": number_in(0, 1e9),
+    "window_seconds": list_of(number_in(-1e9, 1e9), count=2),
+}
 
 
 def list_videos(source: str, output: Path | None = None) -> list[str]:
@@ -81,19 +89,21 @@ def answered(
     if not output.is_file():
         return set()
     wanted = json.loads(json.dumps({key: model[key] for key in _MODEL_FACTS if key in model}))
-    done, others = set(), set()
+    done, others = set[tuple[str, str]](), set[tuple[str, str]]()
+    faults: list[str] = []
     content = output.read_bytes()
     if content.strip() and not content.startswith(b"{"):
         raise UsageError(f"-o {output} is there and holds no answers", next_step="choose another")
-    for line in content.splitlines():
-        try:
-            row = json.loads(line)
-        except ValueError:
-            # The line that was being written when the run was stopped.
-            continue
-        if isinstance(row, dict) and {"video", "question", "answer"} <= row.keys():
-            pair = (row["video"], row["question"])
-            (done if _is_of(row, request, wanted) else others).add(pair)
+    # What stands behind the last line was being written when the run was stopped.
+    for number, line in enumerate(content.split(b"\n")[:-1], start=1):
+        before = len(faults)
+        row = _checked_row(line, f"line {number}", faults)
+        if row and len(faults) == before:
+            is_same = _is_of(row, request, wanted)
+            (done if is_same else others).add((row["video"], row["question"]))
+    if faults:
+        more = f" and {len(faults) - 3} more faults" if len(faults) > 3 else ""
+        remark(f"{output}: {'; '.join(faults[:3])}{more}; such rows are not counted")
     if done:
         remark(f"{output}: {count(len(done), 'answer')} from before, which are not asked for again")
     if others - done:
@@ -104,18 +114,36 @@ def answered(
     return done
 
 
+def _checked_row(line: bytes, where: str, faults: list[str]) -> dict[str, Any] | None:
+    """What decides whether a row is an answer to keep; None where it tells of an error."""
+    try:
+        found = parse_object(line) if line.strip() else {}
+    except ValueError as error:
+        faults.append(f"{where} {error}")
+        return None
+    if "answer" not in found:
+        return None
+    row = Values(found, where, faults)
+    checked = {key: row.get(key, any_text) for key in ("video", "question", "answer")}
+    checked |= {key: row.get(key, table, {}) for key in ("model", "tokens", "probabilities")}
+    videos = row.get("videos", list_of(table), ()) or ()
+    inside = [Values(video, f"{where}: videos", faults) for video in videos]
+    checked["videos"] = [{key: v.get(key, check) for key, check in _SEEN.items()} for v in inside]
+    return checked | {"blind_check": "blind_check" in found}
+
+
 def _is_of(row: dict[str, Any], request: Request, model: dict[str, Any]) -> bool:
     """Whether a row is what this run would write, as far as it tells."""
     from apollo_cli.memory_record import SUFFIX
 
-    told, longest = row.get("model", {}), request.options.max_new_tokens
+    longest = request.options.max_new_tokens
     is_memory = Path(row["video"]).suffix == SUFFIX
     return (
-        all(told.get(key) == value for key, value in model.items())
-        and row.get("tokens", {}).get("answer_limit", longest) == longest
-        and set(row.get("probabilities", ())) == set(request.choices)
-        and ("blind_check" in row or not request.blind)
-        and (is_memory or all(_is_seen(v, request.sampling) for v in row.get("videos", ())))
+        all(row["model"].get(key) == value for key, value in model.items())
+        and row["tokens"].get("answer_limit", longest) == longest
+        and set(row["probabilities"]) == set(request.choices)
+        and (row["blind_check"] or not request.blind)
+        and (is_memory or all(_is_seen(v, request.sampling) for v in row["videos"]))
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import tracemalloc
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
@@ -233,3 +234,27 @@ def test_a_file_of_data_with_two_media_folders_is_refused_since_its_samples_have
     (told,) = faults(tmp_path, GOOD, f'{first}{again}media = "more"\n')
     assert "a.jsonl is named twice, with two media folders; copy the file" in told
     assert load_recipe(write(tmp_path, GOOD, f'{first}{again}media = "."\n'))
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        ".".join(["a"] * 40_000) + " = 1",
+        "x = {" + ".".join(["a"] * 40_000) + " = 1}",
+        "[" + ".".join(["a"] * 40_000) + "]",
+        "x = " + "[" * 90_000,
+        "seed = " + "9" * 5000,
+        "# " + "x" * 200_000,
+    ],
+)
+def test_a_recipe_that_would_take_gigabytes_to_read_is_refused_at_once(tmp_path: Path, line: str):
+    path = write(tmp_path, GOOD)
+    path.write_text(f"{line}\n{path.read_text()}")
+    tracemalloc.start()
+    with pytest.raises(DataError) as caught:
+        load_recipe(path)
+    peak = tracemalloc.get_traced_memory()[1]
+    tracemalloc.stop()
+    assert caught.value.exit_code == 7
+    assert len(caught.value.message) < 1000
+    assert peak < 20e6
