@@ -21,6 +21,19 @@ from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import WeightsError
+from apollo_cli.values import (
+    Values,
+    any_text,
+    list_of,
+    nothing_or,
+    number,
+    one_of,
+    show,
+    table,
+    table_of,
+    text,
+)
+from apollo_cli.values import whole as whole_number
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint
 from apollo_cli.weights.files import read_json
@@ -152,18 +165,37 @@ def read_adapter(folder: Path | str) -> Adapter:
             f"version {str(manifest.get('version'))[:10]}",
             f"read is {FORMAT}, version {VERSION}",
         )
-    try:
-        adapter = _build(folder, manifest, hashlib.sha256(place.read_bytes()).hexdigest())
-    except (KeyError, TypeError, ValueError, AttributeError):
-        raise WeightsError(
-            f"{place} lacks entries or holds wrong ones", next_step="run the training again"
-        ) from None
+    adapter = _build(folder, manifest, hashlib.sha256(place.read_bytes()).hexdigest())
     _check_files(adapter)
     return adapter
 
 
 def _build(folder: Path, manifest: dict[str, Any], digest: str) -> Adapter:
-    base, files = manifest["base"], _texts(manifest["files"])
+    values = Values(manifest, MANIFEST, faults := [])
+    base = values.inside("base")
+    files = values.get("files", table_of(any_text))
+    rows = values.get("adapters", list_of(table)) or ()
+    links = [Values(row, f"{values.where}: adapters", faults) for row in rows]
+    told = {
+        "base_name": base.get("name", text),
+        "base_revision": base.get("revision", nothing_or(text)),
+        "identity": base.get("identity", table_of(any_text)),
+        "method": values.get("method", text),
+        "stage": values.get("stage", one_of(1, 2, 3, "custom")),
+        "parts": values.get("parts", list_of(text)),
+        "links": tuple(
+            Link(
+                (folder / (row.get("relative", text) or ""), Path(row.get("absolute", text) or "")),
+                row.get("digest", text),
+            )
+            for row in links
+        ),
+    }
+    if faults:
+        raise WeightsError(
+            f"{folder / MANIFEST} is damaged: {'; '.join(faults)}",
+            next_step="run the training again",
+        )
     lora = {
         part: _read_lora(folder, f"{place}{LORA_FILE}", f"{place}{LORA_CONFIG}")
         for part, place in LORA_PLACES.items()
@@ -178,31 +210,7 @@ def _build(folder: Path, manifest: dict[str, Any], digest: str) -> Adapter:
             f"{folder / MANIFEST} names {name_some(unknown) or 'no tensors'}",
             f"known files are {name_some(sorted(known))}",
         )
-    links = tuple(
-        Link((folder / str(row["relative"]), Path(str(row["absolute"]))), str(row["digest"]))
-        for row in manifest["adapters"]
-    )
-    revision = base["revision"]
-    return Adapter(
-        folder=folder,
-        digest=digest,
-        base_name=str(base["name"]),
-        base_revision=None if revision is None else str(revision),
-        identity=_texts(base["identity"]),
-        method=str(manifest["method"]),
-        stage=manifest["stage"],
-        parts=tuple(str(part) for part in manifest["parts"]),
-        links=links,
-        lora=lora,
-        whole=whole,
-        files=files,
-    )
-
-
-def _texts(table: Any) -> dict[str, str]:
-    if not all(isinstance(value, str) for value in table.values()):
-        raise TypeError
-    return dict(table)
+    return Adapter(folder=folder, digest=digest, lora=lora, whole=whole, files=files, **told)
 
 
 def _read_lora(folder: Path, file: str, config: str) -> LoraSettings:
@@ -215,17 +223,18 @@ def _read_lora(folder: Path, file: str, config: str) -> LoraSettings:
         and key not in {*_HARMLESS, "peft_type", "r", "lora_alpha", "target_modules"}
         and (key, value) != ("bias", "none")
     }
-    targets, rank, alpha = (settings.get(key) for key in ("target_modules", "r", "lora_alpha"))
-    named = isinstance(targets, list) and all(isinstance(t, str) and t for t in targets)
-    sized = type(rank) is int and rank > 0 and type(alpha) in (int, float)
-    if unknown or settings.get("peft_type") != "LORA" or not (named and sized):
-        shown = name_some([f"{key} = {str(value)[:40]}" for key, value in unknown.items()])
+    values = Values(settings, config, faults := [])
+    values.get("peft_type", one_of("LORA"))
+    rank = values.get("r", whole_number(1, 65536))
+    alpha = values.get("lora_alpha", number(-1e6, 1e6))
+    targets = values.get("target_modules", list_of(text))
+    faults += [f"{values.where}: {key} is {show(value)}" for key, value in unknown.items()]
+    if faults:
         raise WeightsError(
-            f"{folder / config} has settings that are not read here: {shown or 'no plain LoRA'}",
+            f"{folder / config} has settings that are not read here: {'; '.join(faults)}",
             "read are plain low-rank factors with a rank, lora_alpha and a list of target_modules",
         )
-    assert isinstance(targets, list) and isinstance(rank, int) and isinstance(alpha, int | float)
-    return LoraSettings(folder / file, rank, alpha / rank, tuple(targets))
+    return LoraSettings(folder / file, rank, alpha / rank, targets)
 
 
 def _check_files(adapter: Adapter) -> None:

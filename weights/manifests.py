@@ -9,6 +9,7 @@ from pathlib import Path
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import WeightsError
+from apollo_cli.values import Values, any_text, table, table_of, text, whole
 from apollo_cli.weights.files import apollo_home, is_commit, is_plain_name, read_json
 
 _SCHEMA = 1
@@ -84,23 +85,30 @@ def read_manifests(repository: str | None = None) -> list[Manifest]:
 
 
 def _read_manifest(path: Path) -> Manifest:
-    row = read_json(path)
-    try:
-        files = {name: FileRecord(**record) for name, record in row["files"].items()}
-        texts = {k: str(row[k]) for k in ("repository", "revision", "commit", "licence")}
-        steps = [*texts["repository"].split("/"), *(s for name in files for s in name.split("/"))]
-        # Both name the file of the manifest, and what is looked at below the folder.
-        if not is_commit(texts["commit"]) or not all(map(is_plain_name, steps)):
-            raise TypeError("names")
-        return Manifest(
-            **texts, fetched_at=str(row["fetched_at"]), folder=Path(row["folder"]), files=files
+    row = Values(read_json(path), path.name, faults := [])
+    texts = {k: row.get(k, text) for k in ("repository", "revision", "commit", "fetched_at")}
+    texts["licence"] = row.get("licence", any_text)
+    folder, files = row.get("folder", text), row.get("files", table_of(table)) or {}
+    records = {}
+    for name, record in files.items():
+        inside = Values(record, f"{row.where}: {name}", faults)
+        records[name] = FileRecord(
+            inside.get("size_bytes", whole(0)), inside.get("sha256", any_text)
         )
-    except (KeyError, TypeError, AttributeError) as error:
+    # Both name the file of the manifest, and what is looked at below the folder.
+    steps = [
+        *(texts["repository"] or "").split("/"),
+        *(s for name in files for s in name.split("/")),
+    ]
+    if not is_commit(texts["commit"]) or not all(map(is_plain_name, steps)):
+        row.refuse("commit, repository or files", "do not name one commit and files below it")
+    if faults:
         raise WeightsError(
-            f"the manifest {path} is damaged ({type(error).__name__} {error})",
+            f"the manifest {path} is damaged: {'; '.join(faults)}",
             "",
             "delete it and run apollo models pull again: files that are there are not fetched anew",
-        ) from None
+        )
+    return Manifest(**texts, folder=Path(folder), files=records)
 
 
 def delete_manifest(manifest: Manifest) -> None:

@@ -204,6 +204,36 @@ def test_a_file_that_changed_or_went_is_named(name: str, copy: Path, checkpoint:
     refused(copy, checkpoint, f"{name}.* is missing")
 
 
+@pytest.mark.parametrize("name", [MANIFEST, LORA_CONFIG])
+def test_no_bad_value_of_a_result_is_an_unexpected_error(name: str, copy: Path, checkpoint: Path):
+    place, expected = copy / name, read_adapter(copy)
+    before, kept = json.loads(place.read_text()), (copy / MANIFEST).read_text()
+    for key in before:
+        for bad in (
+            None,
+            float("nan"),
+            1e999,
+            -3,
+            True,
+            [],
+            {},
+            [[{"a": 1}]],
+            {"a": {"b": 2}},
+            "x",
+        ):
+            place.write_text(json.dumps(before | {key: bad}))
+            seal(copy, name)
+            try:
+                found = read_adapter(copy)
+            except WeightsError as error:
+                assert name in error.message
+                assert key in error.message or "JSON" in error.message or key == "files"
+            else:
+                assert found.lora.keys() == expected.lora.keys()
+            (copy / MANIFEST).write_text(kept)
+    place.write_text(json.dumps(before))
+
+
 @pytest.mark.parametrize(
     "edit",
     [
