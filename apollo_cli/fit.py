@@ -24,7 +24,7 @@ VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.
 _LIBRARY_BYTES, _QUANT_LIBRARY_BYTES = 285_000_000, 50_000_000
 # A torch that is built for CUDA registers the kernels of all its libraries when it is imported,
-# also where there is no GPU; measured with torch 2.14.1 for CUDA 13.
+# also where there is no GPU; measured with torch 2.14 and 2.15 for CUDA 13.
 _CUDA_BUILD_BYTES = 145_000_000
 # glibc keeps freed blocks of up to 32 MiB, so small activations leave more behind than they take;
 # measured as a share of one batch in float32, which some steps use in every dtype.

@@ -515,4 +515,4 @@ def test_visits_are_let_go(desk: Desk, videos: list[Path]):
         return weakref.ref(visit)
 
     gone = come_and_go()
-    until(lambda: gc.collect() >= 0 and gone() is None, 10)
+    until(lambda: gc.collect() >= 0 and gone() is None)
