@@ -29,7 +29,7 @@ from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.tokenizer import load_tokenizer
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk
-from tests.finetune.toy import write_toy
+from tests.finetune.toy import copy_toy, write_toy
 
 
 def run(recipe: Path | Recipe, *, fresh: bool = False) -> tuple[Path, list[str]]:
@@ -383,13 +383,22 @@ MOMENTS = {
 }
 
 
+@pytest.fixture(scope="module")
+def measured(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A run with measurements on the way that nothing disturbed; its recipe."""
+    keys: dict[str, Any] = {"validation_share": 0.3, "save_every": 2, "validate_every": 2}
+    recipe = write_toy(tmp_path_factory.mktemp("measured"), **keys)
+    run(recipe)
+    return recipe
+
+
 @pytest.mark.parametrize(("moment", "last"), MOMENTS.values(), ids=MOMENTS.keys())
 def test_a_stop_around_a_measurement_costs_no_step_and_none_is_told_twice(
-    tmp_path: Path, moment: str, last: int
+    tmp_path: Path, measured: Path, moment: str, last: int
 ):
-    recipe = load_recipe(write_toy(tmp_path, validation_share=0.3, save_every=2, validate_every=2))
-    whole, _ = run(replace(recipe, output=tmp_path / "whole"))
-    measured: list[int] = []
+    whole = measured.parent / "out"
+    recipe = load_recipe(copy_toy(measured, tmp_path))
+    seen: list[int] = []
 
     def stop(line: str) -> None:
         if not line.startswith(moment):
@@ -402,8 +411,8 @@ def test_a_stop_around_a_measurement_costs_no_step_and_none_is_told_twice(
 
     def count(stage: str, done: int, total: int) -> None:
         if stage == "validate":
-            measured.append(done)
-            stop(f"validate {len(measured)}")
+            seen.append(done)
+            stop(f"validate {len(seen)}")
 
     with pytest.raises(KeyboardInterrupt):
         run_recipe(recipe, say=stop, on_progress=count)
