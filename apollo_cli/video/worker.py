@@ -24,7 +24,7 @@ from apollo_cli.video import progress
 from apollo_cli.video.channel import Slot, decode, encode
 from apollo_cli.video.info import VideoInfo, pack_info
 from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import unchanged
+from apollo_cli.video.opening import identify, unchanged
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, check_pictures, read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec
@@ -139,7 +139,9 @@ class Worker:
             image_fps=request["image_fps"],
             limits=Limits(**request["limits"]),
         )
-        self._infos[str(info.path), info.stream_index, info.identity] = info
+        # A folder of images has no identity of its own, but is not looked through each time.
+        identity = info.identity or identify(info.path)
+        self._infos[str(info.path), info.stream_index, identity] = info
         while len(self._infos) > _KEPT_INFOS:
             del self._infos[next(iter(self._infos))]
         return info
@@ -152,8 +154,8 @@ class Worker:
         """
         path, seen = Path(request["path"]), tuple(request["identity"])
         with unchanged(path, seen):
-            known = self._infos.get((str(path), request["stream"], seen)) if seen else None
-            return known or self._probe(request)
+            known = (str(path), request["stream"], seen or identify(path))
+            return self._infos.get(known) or self._probe(request)
 
 
 def _read_spec(fields: dict[str, Any]) -> PixelSpec:
