@@ -18,6 +18,7 @@ from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from tests import tiny
 from tests.cases.marker import read_marker
+from tests.waiting import PATIENCE_SECONDS
 
 CASES = Path(__file__).parent / "cases"
 KLASSES = {
@@ -107,7 +108,7 @@ def test_a_file_that_hangs_delays_no_other(mixed: Path, monkeypatch: pytest.Monk
     goes_on, probe = threading.Event(), GuardedReader.probe
 
     def hang(reader: GuardedReader, name: str) -> VideoInfo:
-        assert "page" not in name or goes_on.wait(60)
+        assert "page" not in name or goes_on.wait(PATIENCE_SECONDS)
         return probe(reader, name)
 
     monkeypatch.setattr(GuardedReader, "probe", hang)
