@@ -46,6 +46,7 @@ from apollo_cli.finetune.training.records import (
 )
 from apollo_cli.finetune.training.steps import SAVE_SECONDS, Loop
 from apollo_cli.finetune.training.stopping import Interrupts
+from apollo_cli.finetune.training.team import together
 from apollo_cli.finetune.training.validation import Score, validate
 from apollo_cli.finetune.words import count
 from apollo_cli.watching import Progress, no_progress
@@ -91,9 +92,9 @@ def run_recipe(
         tell_faults(data.faults, tell)
     data.check_runnable()
     with claim(recipe.output, team):
-        if fresh and team.is_main_process:
-            forget(recipe.output)
-        team.wait_for_everyone()
+        with together(team):
+            if fresh and team.is_main_process:
+                forget(recipe.output)
         found = survey(recipe, data, team, on_progress)
         identity = identify_run(recipe, found.data)
         saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
@@ -156,9 +157,10 @@ def _run(
         if saved is not None:
             _restore(optimiser, saved)
         log = None
-        if team.is_main_process:
-            log = RunLog(recipe.output, last, tensorboard=recipe.tensorboard)
-            stack.callback(log.close)
+        with together(team):
+            if team.is_main_process:
+                log = RunLog(recipe.output, last, tensorboard=recipe.tensorboard)
+                stack.callback(log.close)
         grouped = prepared.length_of if recipe.length_grouped else None
         order = SlotOrder(recipe.batch_size, steps, recipe.seed, grouped)
         feed = Feed(
@@ -187,9 +189,9 @@ def _run(
         )
         examiner = _Examiner(prepared, builder, team, quarantine, log, say, on_progress)
         loop.run(examiner.look)
-        if team.is_main_process:
-            _finish(prepared, identity, examiner.score, time.monotonic() - started, say)
-    team.wait_for_everyone()
+        with together(team):
+            if team.is_main_process:
+                _finish(prepared, identity, examiner.score, time.monotonic() - started, say)
 
 
 @dataclass
@@ -209,13 +211,14 @@ class _Examiner:
         """Measure behind a step."""
         mine = self.prepared.held_out[self.team.process_index :: self.team.num_processes]
         good = [sample for sample in mine if sample not in self.quarantine]
-        self.score = Score(broken=len(mine) - len(good)) + validate(
-            self.prepared.trainee,
-            self.builder,
-            good,
-            lambda done, total: self.on_progress("validate", done, total),
-            lambda sample, error: self.quarantine.exclude(sample, error.message, is_said=True),
-        )
+        with together(self.team):
+            self.score = Score(broken=len(mine) - len(good)) + validate(
+                self.prepared.trainee,
+                self.builder,
+                good,
+                lambda done, total: self.on_progress("validate", done, total),
+                lambda sample, error: self.quarantine.exclude(sample, error.message, is_said=True),
+            )
         if self.team.num_processes > 1:
             from accelerate.utils import gather_object
 

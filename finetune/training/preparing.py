@@ -28,6 +28,7 @@ from apollo_cli.finetune.training.earlier import FEATURES_NAME, clear_torn
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.features import FeatureStore
 from apollo_cli.finetune.training.quarantine import Quarantine, stamp_of
+from apollo_cli.finetune.training.team import together
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
@@ -131,25 +132,29 @@ def claim(output: Path, team: Accelerator) -> Iterator[None]:
         DataError: another run writes to it, or it cannot be written.
     """
     lock = FileLock(output / LOCK_NAME)
-    if team.is_main_process:
-        try:
-            output.mkdir(parents=True, exist_ok=True)
-            lock.acquire(blocking=False)
-            clear_torn(output)
-        except Timeout:
-            raise DataError(
-                f"another run is writing to {output}", next_step="wait for it, or stop it"
-            ) from None
-        except OSError as error:
-            raise DataError(
-                f"{output} cannot be written ({error.strerror or error})",
-                next_step="choose another output in the recipe",
-            ) from error
     try:
-        team.wait_for_everyone()
+        with together(team):
+            if team.is_main_process:
+                _take(lock, output)
         yield
     finally:
         lock.release()
+
+
+def _take(lock: FileLock, output: Path) -> None:
+    try:
+        output.mkdir(parents=True, exist_ok=True)
+        lock.acquire(blocking=False)
+        clear_torn(output)
+    except Timeout:
+        raise DataError(
+            f"another run is writing to {output}", next_step="wait for it, or stop it"
+        ) from None
+    except OSError as error:
+        raise DataError(
+            f"{output} cannot be written ({error.strerror or error})",
+            next_step="choose another output in the recipe",
+        ) from error
 
 
 def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progress) -> Survey:
@@ -160,8 +165,9 @@ def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progre
     """
     planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
     found: list[Any] = [None]
-    if team.is_main_process:
-        found = [_look(recipe, data, planner, on_progress)]
+    with together(team):
+        if team.is_main_process:
+            found = [_look(recipe, data, planner, on_progress)]
     if team.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
@@ -237,19 +243,23 @@ def prepare(
     # A sample that is too long is measured anew by each run: no file is to blame.
     long = {where for where, fault in broken.items() if fault.kind == "too_long"}
     samples = [sample for sample in data.samples if sample.name not in long]
-    with team.main_process_first():
-        quarantine.load()
-        for sample in samples:
-            if sample.name not in tokens:
-                quarantine.exclude(sample, broken[sample.name].message)
+    # The first process writes them down, and the others read that.
+    for is_turn in (team.is_main_process, not team.is_main_process):
+        with together(team):
+            if is_turn:
+                quarantine.load()
+            for sample in samples if is_turn else ():
+                if sample.name not in tokens:
+                    quarantine.exclude(sample, broken[sample.name].message)
     tell_faults((*data.faults, *found.faults), say)
     for fault in data.faults:
         if fault.kind == "nothing_held_out":
             say(fault.message)
     _check_enough(recipe, samples, quarantine)
     readable = data.without_broken(tokens)
-    base = load_base(recipe, device=device, on_progress=on_progress)
-    trained = prepare_network(base.network, recipe)
+    with together(team):
+        base = load_base(recipe, device=device, on_progress=on_progress)
+        trained = prepare_network(base.network, recipe)
     return Prepared(
         recipe=recipe,
         base=base,
@@ -302,14 +312,14 @@ def watch_ahead(
         model_name=base.located.name,
         fingerprint=base.fingerprint,
     )
-    store.fill(
-        [s for s in (*prepared.samples, *prepared.held_out) if s not in quarantine],
-        process=team.process_index,
-        processes=team.num_processes,
-        on_broken=lambda sample, error: quarantine.exclude(sample, error.message, is_said=True),
-        on_progress=on_progress,
-    )
-    team.wait_for_everyone()
+    with together(team):
+        store.fill(
+            [s for s in (*prepared.samples, *prepared.held_out) if s not in quarantine],
+            process=team.process_index,
+            processes=team.num_processes,
+            on_broken=lambda sample, error: quarantine.exclude(sample, error.message, is_said=True),
+            on_progress=on_progress,
+        )
     store.load()
     quarantine.load()
     _check_enough(recipe, prepared.samples, quarantine)

@@ -32,6 +32,7 @@ from apollo_cli.finetune.training.stopping import (
     list_relief,
     too_large,
 )
+from apollo_cli.finetune.training.team import together
 from apollo_cli.weights.finite import is_finite
 
 if TYPE_CHECKING:
@@ -223,12 +224,10 @@ class Loop:
         ]
         told = torch.tensor(counts, dtype=torch.float32, device=self._device)
         totals = self._sum(torch.cat([loss.reshape(1), told])).tolist()
-        if failure is not None:
-            raise failure
         if totals[3]:
-            raise DataError(
-                "another process of this run cannot go on", next_step="its own message says why"
-            )
+            with together(self._team):
+                if failure is not None:
+                    raise failure
         self._stopping, self._is_due = totals[4] > 0, totals[5] > 0
         return totals
 
@@ -288,20 +287,20 @@ class Loop:
             if not is_finite(parameter):
                 raise self._lost(done - 1, f"tensor {name} has become NaN or infinite", [])
         started = time.monotonic()
-        if self._team.is_main_process and done != self._saved:
-            tensors, facts = self._optimiser.state()
-            save_checkpoint(
-                self._recipe.output / "checkpoints",
-                done,
-                {"trained": self._optimiser.parameters, "optimizer": tensors},
-                {**self._known_by, **facts},
-                self._recipe.keep_checkpoints,
-            )
+        with together(self._team):
+            if self._team.is_main_process and done != self._saved:
+                tensors, facts = self._optimiser.state()
+                save_checkpoint(
+                    self._recipe.output / "checkpoints",
+                    done,
+                    {"trained": self._optimiser.parameters, "optimizer": tensors},
+                    {**self._known_by, **facts},
+                    self._recipe.keep_checkpoints,
+                )
         self._saved, self._saved_at = done, time.monotonic()
         # A checkpoint that takes long to write is written less often.
         share = (self._saved_at - started) / (_MOST_SAVING * SAVE_SECONDS)
         self._pause = self._save_seconds * max(1.0, share)
-        self._team.wait_for_everyone()
 
 
 def _seed(seed: int, slot: int) -> int:
