@@ -154,8 +154,7 @@ def _run(
         watch_ahead(prepared, builder, team, quarantine, on_progress)
         # Behind the watching, so that its states and the encoders are not held together.
         optimiser = Optimiser(prepared.trained, recipe, steps)
-        if saved is not None:
-            _restore(optimiser, saved)
+        _restore(optimiser, saved)
         log = None
         with together(team):
             if team.is_main_process:
@@ -235,7 +234,9 @@ def _slots(order: SlotOrder, team: Accelerator, first: int) -> Iterator[int]:
         yield from order.slots(step, team.process_index, team.num_processes)
 
 
-def _restore(optimiser: Optimiser, saved: Saved) -> None:
+def _restore(optimiser: Optimiser, saved: Saved | None) -> None:
+    if saved is None:
+        return
     found = saved.tensors("trained")
     with torch.no_grad():
         for name, parameter in optimiser.parameters.items():

@@ -19,12 +19,13 @@ def together(team: Accelerator) -> Iterator[None]:
     All of them must come here, and talk to each other nowhere inside; they leave together.
 
     Raises:
-        Exception: what was raised in this process, else in the first of the others.
+        ApolloError, OSError, RuntimeError: what was raised in this process; else what was raised
+            in the first of the others, as an ApolloError.
     """
     failure: Exception | None = None
     try:
         yield
-    except Exception as error:  # noqa: BLE001 - the others wait, whatever kept this one
+    except (ApolloError, OSError, RuntimeError) as error:
         failure = error
     if team.num_processes > 1:
         from accelerate.utils import gather_object
