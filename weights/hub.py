@@ -33,6 +33,7 @@ class PullPlan:
         commit: what the revision is now.
         files: all files that are needed.
         missing: those that are not in the cache yet.
+        missing_bytes: of these, what an earlier pull did not leave there.
         licence: label of the repository; empty when it has none.
         licence_link: where the label points; may be empty.
         gated: whether its terms must be accepted on its page first.
@@ -46,6 +47,7 @@ class PullPlan:
     commit: str
     files: tuple[RemoteFile, ...]
     missing: tuple[RemoteFile, ...]
+    missing_bytes: int
     licence: str
     licence_link: str
     gated: bool
@@ -56,11 +58,6 @@ class PullPlan:
     def total_bytes(self) -> int:
         """Bytes of all needed files."""
         return sum(file.size_bytes for file in self.files)
-
-    @property
-    def missing_bytes(self) -> int:
-        """Bytes to download."""
-        return sum(file.size_bytes for file in self.missing)
 
 
 def fetch_model(
@@ -146,6 +143,7 @@ def _plan(hub: Hub, source: ModelSource, revision: str) -> PullPlan:
         commit=listing.commit,
         files=files,
         missing=tuple(missing),
+        missing_bytes=sum(file.size_bytes - hub.bytes_there(file) for file in missing),
         licence=listing.licence,
         licence_link=listing.licence_link,
         gated=listing.gated,

@@ -52,7 +52,7 @@ class Listing:
         listing = _Reader(hub, read_listing(hub, revision))
         commit = listing.value("sha")
         if not is_commit(commit):
-            raise listing.refuse("sha", commit, "40 hexadecimal digits")
+            raise listing.refuse("sha", commit, "40 lower-case hexadecimal digits")
         rows = listing.value("siblings")
         if not isinstance(rows, list):
             raise listing.refuse("siblings", rows, "a list of files")
@@ -64,7 +64,7 @@ class Listing:
         for name in lower:
             # Where case makes no difference, the second file would take the place of the first.
             if lower.count(name) > 1 or name in taken:
-                raise listing.refuse("rfilename", name, "one file or folder of each name")
+                raise listing.refuse("rfilename", name, "the only file or folder of its name")
         card = listing.row("cardData", listing.value("cardData") or {})
         labels = card.get("license")
         rows = [{"license": one} for one in (labels if isinstance(labels, list) else [labels])]
@@ -111,16 +111,16 @@ class _Reader:
         key, where = ("sha256", self.row("lfs", row["lfs"])) if is_large else ("blobId", row)
         size, digest = where.get("size"), where.get(key)
         if type(size) is not int or not 0 <= size <= _MOST_BYTES:
-            raise self.refuse(f"the size of {name}", size, "a number of bytes")
+            raise self.refuse(f"the size of {name}", size, f"a number of bytes up to {_MOST_BYTES}")
         if not isinstance(digest, str) or not _HASHES[key].fullmatch(digest):
-            raise self.refuse(f"the {key} of {name}", digest, "a hash in hexadecimal digits")
+            raise self.refuse(f"the {key} of {name}", digest, "a hash in lower-case hexadecimal digits")
         return RemoteFile(name, size, *((digest, None) if is_large else (None, digest)))
 
     def refuse(self, key: str, value: object, allowed: str) -> WeightsError:
         shown = repr(value) if isinstance(value, str | int | float | None) else type(value).__name__
         return WeightsError(
             f"the hub's listing of {self.hub.repository} has {key} {shown[:80]}",
-            f"{allowed} is needed",
+            f"it must be {allowed}",
             "check HF_ENDPOINT and the proxy settings",
         )
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 import errno
 import importlib
 import ipaddress
+import json
 import os
 import time
 from collections.abc import Callable, Iterator
@@ -92,6 +93,13 @@ class Hub:
         """Where a file grows while it is fetched."""
         return self.folder / "blobs" / f"{file.blob}{PARTIAL}"
 
+    def bytes_there(self, file: RemoteFile) -> int:
+        """How much of a file an earlier pull left, of this commit or another."""
+        partial = self.partial(file)
+        sizes = [p.stat().st_size for p in (partial.with_name(file.blob), partial) if p.is_file()]
+        # What is longer than it should be is fetched anew.
+        return max((size for size in sizes if size <= file.size_bytes), default=0)
+
 
 class _Cut(Exception):
     """The hub is busy, or an answer ended before its end: worth another try."""
@@ -115,9 +123,11 @@ def read_listing(hub: Hub, revision: str) -> dict[str, Any]:
                     f"up to {JSON_LIMIT_BYTES} bytes in {_LISTING_SECONDS:.0f} s are read",
                     "check HF_ENDPOINT and the proxy settings",
                 )
-    # A hub may say back what it was sent; a token is no part of a licence or of a name.
-    secret = hub.secret.encode()
-    return parse_json_object(bytes(body).replace(secret, b"***") if secret else bytes(body), label)
+    listing, secret = parse_json_object(bytes(body), label), hub.secret
+    if not secret:
+        return listing
+    # A hub may say back what it was sent, escaped too; a token is no part of a licence or a name.
+    return json.loads(json.dumps(listing, ensure_ascii=False).replace(secret, "***"))
 
 
 def fetch_file(
@@ -132,6 +142,13 @@ def fetch_file(
         on_bytes: is told how many bytes of the file are there.
     """
     place = hub.place(commit, file.name)
+    below = place.parent.relative_to(hub.folder)
+    if place.parent.resolve() != hub.folder.resolve() / below:
+        raise WeightsError(
+            f"{place.parent} leads elsewhere through a link",
+            "files of a hub are kept inside of the folder of their model",
+            "remove the link, then pull again",
+        )
     if place.is_file():
         return place
     partial = hub.partial(file)

@@ -375,6 +375,37 @@ def test_what_a_stopped_pull_of_another_commit_left_is_cleared(
     assert not list(blobs.glob("*.incomplete"))
 
 
+def test_a_folder_of_the_cache_that_links_elsewhere_is_not_written_through(
+    hub: FakeHub, home: Path, capsys: pytest.CaptureFixture[str]
+):
+    snapshot = home.parent / "cache/models--someone--tiny-apollo/snapshots" / hub.commit
+    snapshot.mkdir(parents=True)
+    (snapshot / "llm").symlink_to(home / ".ssh")
+    before = everything(home)
+    code, told = pull(capsys)
+    assert code == 5
+    assert str(snapshot / "llm") in error_line(told)
+    assert everything(home) == before
+
+
+def test_a_token_in_escapes_reaches_neither_the_disk_nor_stdout(
+    hub: FakeHub,
+    home: Path,
+    capsys: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("HF_TOKEN", TOKEN)
+    spelled = "".join(f"\\u{ord(letter):04x}" for letter in TOKEN).encode()
+    card = {"license": TOKEN, "license_name": f"of {TOKEN}"}
+    hub.listed = lambda listing: (
+        json.dumps(listing | {"cardData": card}).encode().replace(TOKEN.encode(), spelled)
+    )
+    assert main(["models", "pull", REPOSITORY, "--yes", "--json"]) == 0
+    told = capsys.readouterr()
+    assert TOKEN not in told.out + told.err
+    assert not [p for p in (home.parent / "apollo").rglob("*.json") if TOKEN in p.read_text()]
+
+
 @pytest.mark.parametrize("where", ["licence", "file", "headers", "redirect", "commit"])
 @pytest.mark.parametrize("token", [TOKEN, "corp-Token.of.another-kind"])
 def test_a_token_that_a_hub_says_back_is_blanked(

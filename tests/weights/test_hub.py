@@ -255,6 +255,21 @@ def test_too_little_disk_is_told_with_numbers_before_the_download(
     assert not [path for _, path, _ in hub.requests if "/resolve/" in path]
 
 
+def test_what_a_stopped_pull_left_needs_no_room_again(
+    hub: FakeHub, monkeypatch: pytest.MonkeyPatch
+):
+    hub.cut_once = BIG
+    with pytest.raises(WeightsError):
+        pull(hub)
+    hub.cut_once, plans = None, list[PullPlan]()
+    late = [name for name in hub.files if len(hub.files[name]) > len(hub.files[BIG])]
+    left = sum(len(hub.files[name]) for name in [BIG, *late]) - len(hub.files[BIG]) // 2
+    monkeypatch.setattr(hub_module, "_free_bytes", lambda folder: hub_module.SPARE_BYTES + left)
+    pull(hub, confirm=lambda plan: not plans.append(plan))
+    assert [file.name for file in plans[0].missing] == [BIG, *late]
+    assert plans[0].missing_bytes == left
+
+
 @pytest.mark.parametrize(
     ("drop", "message"),
     [
