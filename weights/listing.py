@@ -113,7 +113,7 @@ class _Reader:
         if type(size) is not int or not 0 <= size <= _MOST_BYTES:
             raise self.refuse(f"the size of {name}", size, f"a number of bytes up to {_MOST_BYTES}")
         if not isinstance(digest, str) or not _HASHES[key].fullmatch(digest):
-            raise self.refuse(f"the {key} of {name}", digest, "a hash in lower-case hexadecimal digits")
+            raise self.refuse(f"the {key} of {name}", digest, "a lower-case hexadecimal hash")
         return RemoteFile(name, size, *((digest, None) if is_large else (None, digest)))
 
     def refuse(self, key: str, value: object, allowed: str) -> WeightsError:
