@@ -6,10 +6,13 @@ import importlib.util
 from typing import Literal
 
 from apollo_cli.errors import WeightsError
+from apollo_cli.values import Values, any_text, flag, nothing_or, one_of, show
 from apollo_cli.weights.checkpoint import Checkpoint
 
 QuantKind = Literal["4bit", "8bit"]
 KINDS: tuple[QuantKind, ...] = ("4bit", "8bit")
+# Columns of activations with a value past this stay in 16 bits (LLM.int8, arXiv:2208.07339).
+OUTLIER_THRESHOLD = 6.0
 # The output head stays whole, by its name inside the language model.
 SKIPPED = ("lm_head",)
 # Where bitsandbytes runs for us.
@@ -43,15 +46,24 @@ def stored_kind(checkpoint: Checkpoint) -> QuantKind | None:
     Raises:
         WeightsError: it is quantised in a way that is not read here.
     """
-    config = checkpoint.llm_config.get("quantization_config")
-    if not isinstance(config, dict):
+    if checkpoint.llm_config.get("quantization_config") is None:
         return None
-    if config.get("quant_method", "bitsandbytes") == "bitsandbytes":
-        for kind in KINDS:
-            if config.get(f"load_in_{kind}"):
-                return kind
+    faults: list[str] = []
+    config = Values(checkpoint.llm_config, "llm/config.json", faults).inside("quantization_config")
+    method = config.get("quant_method", any_text, "bitsandbytes")
+    kinds: list[QuantKind] = [
+        kind for kind in KINDS if config.get(f"load_in_{kind}", nothing_or(flag), None)
+    ]
+    if "8bit" in kinds:
+        # Another one changes the numbers, and is not built here.
+        config.get("llm_int8_threshold", one_of(OUTLIER_THRESHOLD, int(OUTLIER_THRESHOLD)), None)
+    if not faults and (method != "bitsandbytes" or len(kinds) != 1):
+        told = " and ".join(kinds) or "neither 4bit nor 8bit"
+        faults.append(f"{config.where} is of {show(method)}, {told}")
+    if not faults:
+        return kinds[0]
     raise WeightsError(
-        f"llm/config.json: quantization_config {config.get('quant_method')!r}",
+        "; ".join(faults),
         "read are 4-bit and 8-bit weights of bitsandbytes",
         "take the checkpoint that it was made from, with --quant",
     )

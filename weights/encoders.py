@@ -41,8 +41,8 @@ def shape_of(
 
 
 def agree(config: Values, key: str, found: Any, read: Any = None) -> None:
-    """Check that a value of a config, where it is there, is what the tensors say."""
-    value = config.get(key, read or whole(1), found)
+    """Check that a value of a config, where it is there and not null, is what the tensors say."""
+    value = config.get(key, nothing_or(read or whole(1)), found)
     if value is not None and value != found:
         config.refuse(key, f"is {value}, and the tensors say {found}")
 
@@ -117,8 +117,8 @@ class EncoderReader:
         sizes |= {"img_size": side * patch, "num_frames": self.frames}
         for key, found in sizes.items():
             agree(config, key, found)
-        declared = config.get("depth", whole(1, 1000), _KNOWN_DEPTHS.get(width))
-        if declared is None and "depth" not in config and self.select < -1:
+        declared = config.get("depth", nothing_or(whole(1, 1000)), None) or _KNOWN_DEPTHS.get(width)
+        if declared is None and self.select < -1:
             self.notes.append(f"{config.where} has no depth: its file is taken to hold all {held}")
         shape = InternVideo2Config(
             width=width,

@@ -9,7 +9,6 @@ from __future__ import annotations
 from typing import Any
 
 from apollo_cli.values import (
-    NEEDED,
     Check,
     Values,
     flag,
@@ -50,9 +49,9 @@ def read_llm(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
     config = Values(checkpoint.llm_config, _FILE, faults)
     # What these would change is not built here.
     config.get("model_type", one_of("qwen2"), None)
-    config.get("use_sliding_window", one_of(False), None)
+    config.get("use_sliding_window", nothing_or(one_of(False)), None)
     config.get("layer_types", nothing_or(list_of(one_of("full_attention"))), None)
-    config.get("tie_word_embeddings", flag, None)
+    config.get("tie_word_embeddings", nothing_or(flag), None)
     sizes = _sizes(config, checkpoint)
     return {
         **sizes,
@@ -60,7 +59,7 @@ def read_llm(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
         **_rope(config),
         "hidden_act": config.get("hidden_act", one_of("silu")),
         "rms_norm_eps": config.get("rms_norm_eps", number(0, 1, above=True)),
-        "attention_dropout": config.get("attention_dropout", number(0, 1), 0.0),
+        "attention_dropout": config.get("attention_dropout", nothing_or(number(0, 1)), None) or 0.0,
         "tie_word_embeddings": checkpoint.tied_head,
     }
 
@@ -83,10 +82,12 @@ def _sizes(config: Values, checkpoint: Checkpoint) -> dict[str, Any]:
 
 def same_as_tensors(config: Values, key: str, found: int | None) -> int | None:
     """A size that a config and the tensors both tell; a config may leave it to the tensors."""
-    value = config.get(key, whole(1), NEEDED if found is None else found)
-    if value is not None and found is not None and value != found:
+    if found is None:
+        return config.get(key, whole(1))
+    value = config.get(key, nothing_or(whole(1)), None)
+    if value not in (None, found):
         config.refuse(key, f"is {value}, and the tensors have {found}")
-    return value
+    return found
 
 
 def _heads(config: Values, checkpoint: Checkpoint, width: int | None) -> dict[str, Any]:
@@ -104,8 +105,9 @@ def _heads(config: Values, checkpoint: Checkpoint, width: int | None) -> dict[st
             f"is {heads}: with {head} values each, they do not fill the {queries} of the tensors",
         )
         head = max(head, 1)
-    key_heads = config.get("num_key_value_heads", whole(1, 65536), keys // head or 1)
-    if key_heads is not None and (key_heads * head != keys or heads % key_heads):
+    told = config.get("num_key_value_heads", nothing_or(whole(1, 65536)), None)
+    key_heads = told or keys // head or 1
+    if key_heads * head != keys or heads % key_heads:
         config.refuse(
             "num_key_value_heads",
             f"is {key_heads}: with {head} values each, they do not fill the {keys} of the tensors, "
@@ -121,7 +123,7 @@ def _rope(config: Values) -> dict[str, Any]:
     inside = Values(newer, f"{_FILE}: rope_parameters", config.faults)
     holder = inside if "rope_theta" in inside else config
     theta = holder.get("rope_theta", number(1, 1e12))
-    most = config.get("max_position_embeddings", whole(1, _MOST_TOKENS), None)
+    most = config.get("max_position_embeddings", nothing_or(whole(1, _MOST_TOKENS)), None)
     told = {**older, **{k: v for k, v in newer.items() if k != "rope_theta"}}
     if "type" in told:
         told.setdefault("rope_type", told["type"])
@@ -146,7 +148,7 @@ def read_context(checkpoint: Checkpoint, faults: list[str], notes: list[str]) ->
     positions = llm.get("max_position_embeddings")
     most = positions if type(positions) is int and positions > 0 else None
     for config, where in ((checkpoint.config, "config.json"), (llm, _FILE)):
-        if "model_max_length" in config:
+        if config.get("model_max_length") is not None:
             check = whole(1, _MOST_TOKENS if most is None else _NO_LIMIT)
             value = Values(config, where, faults).get("model_max_length", check)
             if value is None or most is None or value <= most:
@@ -178,14 +180,13 @@ def read_ends(checkpoint: Checkpoint, vocabulary: int, faults: list[str]) -> tup
     """The tokens that end an answer."""
     check = _token_ids(vocabulary)
     config = Values(checkpoint.generation_config, _GENERATION_FILE, faults)
-    ends = config.get("eos_token_id", check, None)
+    ends = config.get("eos_token_id", nothing_or(check), None)
     return ends or Values(checkpoint.llm_config, _FILE, faults).get("eos_token_id", check) or ()
 
 
 def read_generation(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
     """Settings of answers that a checkpoint brings along, as far as they are used."""
     config = Values(checkpoint.generation_config, _GENERATION_FILE, faults)
-    return {
-        "repetition_penalty": config.get("repetition_penalty", number(0, 100, above=True), 1.0),
-        "top_k": config.get("top_k", whole(0, _MOST_TOKENS), 0),
-    }
+    penalty = config.get("repetition_penalty", nothing_or(number(0, 100, above=True)), None)
+    top_k = config.get("top_k", nothing_or(whole(0, _MOST_TOKENS)), None)
+    return {"repetition_penalty": penalty or 1.0, "top_k": top_k or 0}

@@ -22,7 +22,7 @@ from apollo_cli.model.config import (
     common_grid,
 )
 from apollo_cli.model.prompt import TEMPLATES
-from apollo_cli.values import Values, any_text, list_of, number, one_of, whole
+from apollo_cli.values import Values, any_text, list_of, nothing_or, number, one_of, whole
 from apollo_cli.weights.checkpoint import CONNECTOR, TOWER, Checkpoint, TensorInfo
 from apollo_cli.weights.encoders import (
     DEFAULT_FRAMES_PER_CLIP,
@@ -36,6 +36,7 @@ from apollo_cli.weights.language import read_context, read_ends, read_generation
 DEFAULT_SELECT_LAYER = -2
 LONGEST_CLIP_SECONDS = 3600
 _MOST_FRAMES = 256
+_GRID = list_of(whole(1), count=3)
 
 Tensors = dict[str, TensorInfo]
 
@@ -62,7 +63,7 @@ def _read(checkpoint: Checkpoint, faults: list[str]) -> NetworkConfig | None:
     root.get("clip_duration", number(0, LONGEST_CLIP_SECONDS, above=True))
     # Anything else would keep the class token, or wrap the video in further tokens.
     root.get("mm_vision_select_feature", one_of("patch"), None)
-    root.get("use_mm_start_end", one_of(False), None)
+    root.get("use_mm_start_end", nothing_or(one_of(False)), None)
     template = root.get("apollo_template", one_of(*TEMPLATES), "qwen_2")
     select = root.get("mm_vision_select_layer", whole(-1000, -1), DEFAULT_SELECT_LAYER)
     frames = root.get("frames_per_clip", whole(1, _MOST_FRAMES), _frames_of(checkpoint))
@@ -111,8 +112,7 @@ def _frames_of(checkpoint: Checkpoint) -> int:
 def _check_tower(checkpoint: Checkpoint, encoders: list[EncoderConfig], faults: list[str]) -> None:
     tower = Values(checkpoint.tower_config, f"{TOWER}/config.json", faults)
     agree(tower, "num_vision_encoders", len(encoders))
-    grid = list_of(whole(1), count=3)
-    agree(tower, "token_output_shape", common_grid(encoders), grid)
+    agree(tower, "token_output_shape", common_grid(encoders), _GRID)
 
 
 class _ConnectorReader:
@@ -143,13 +143,20 @@ class _ConnectorReader:
         grid = common_grid(self.encoders)
         agree(self.config, "vision_hidden_size", vision_width)
         agree(self.config, "text_hidden_size", text_width)
-        agree(self.config, "token_input_shape", grid, list_of(whole(1), count=3))
         self.config.get("hidden_act", one_of("silu"), None)
         integration = self.config.get("integration", one_of(*INTEGRATIONS), "timestamps")
         resampler = self._resampler()
         if resampler == "perciver":
+            # It takes any number of tokens: this one tells only what the training had.
+            told = self.config.get("token_input_shape", nothing_or(_GRID), None)
+            if told not in (None, grid):
+                self.notes.append(
+                    f"{self.config.where}: token_input_shape is {list(told)}; the encoders give "
+                    f"{list(grid)}, which the Perceiver takes as well"
+                )
             shape = self._perceiver(text_width)
         else:
+            agree(self.config, "token_input_shape", grid, _GRID)
             shape = {"tokens_per_clip": self.config.get("num_output_tokens", whole(1, prod(grid)))}
         projector = self._projector()
         if shape is None or self.faults:
@@ -170,7 +177,7 @@ class _ConnectorReader:
     def _projector(self) -> str:
         keys = [key for key in self.tensors if re.fullmatch(r"proj\.\d+\.weight", key)]
         found = "linear" if len(keys) == 1 else f"mlp{len(keys)}x_gelu"
-        told = self.config.get("projector_type", any_text, found)
+        told = self.config.get("projector_type", nothing_or(any_text), found)
         # The same layers under another name: one layer is "linear" for the original.
         if told is not None and told != found and (told, found) != ("mlp1x_gelu", "linear"):
             self.config.refuse("projector_type", f"is {told[:60]!r}, and the tensors say {found}")
@@ -178,10 +185,10 @@ class _ConnectorReader:
 
     def _resampler(self) -> str:
         """The original takes any name that it does not know for the Perceiver."""
-        told = self.config.get("resampler_type", any_text, "")
+        told = self.config.get("resampler_type", nothing_or(any_text), None) or ""
         is_perceiver = "resampler.latents" in self.tensors
-        if told in RESAMPLERS or told is None:
-            return told or "perciver"
+        if told in RESAMPLERS:
+            return told
         if is_perceiver:
             said = f"is {told[:60]!r}" if told else "is missing"
             self.notes.append(
@@ -202,7 +209,8 @@ class _ConnectorReader:
         heads = config.get("resampler_n_heads", whole(1, 65536))
         if not (queries and keys and gates and latents and heads):
             return None
-        head = config.get("resampler_head_dim", whole(1, 65536), queries[0] // heads) or 1
+        told = config.get("resampler_head_dim", nothing_or(whole(1, 65536)), None)
+        head = told or queries[0] // heads or 1
         if head * heads != queries[0] or keys[0] % head or heads % max(1, keys[0] // head):
             config.refuse(
                 "resampler_n_heads",

@@ -23,6 +23,7 @@ from apollo_cli.hardware import import_fault
 from apollo_cli.weights.bits import (
     BLOCK,
     DEVICES,
+    OUTLIER_THRESHOLD,
     SKIPPED,
     QuantKind,
     fits_quantisation,
@@ -32,8 +33,6 @@ from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo
 from apollo_cli.weights.shards import name_some
 from apollo_cli.words import count
 
-# Columns of activations with a value past this stay in 16 bits (LLM.int8, arXiv:2208.07339).
-OUTLIER_THRESHOLD = 6.0
 _COMPANIONS = {
     "4bit": ("weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"),
     "8bit": ("SCB",),

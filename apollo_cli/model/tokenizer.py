@@ -6,19 +6,22 @@ tokenizer.json. Both forms give the same ids as the original's tokenizer.
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 from tokenizers import AddedToken, Regex, Tokenizer, decoders, models, normalizers, pre_tokenizers
 
 from apollo_cli.errors import WeightsError
+from apollo_cli.values import Check, any_text, parse_object, table, table_of, whole
 
 # Qwen2's rule for cutting text before byte-pair merging: digits one by one.
 QWEN2_SPLIT = (
     r"(?i:'s|'t|'re|'ve|'m|'ll|'d)|[^\r\n\p{L}\p{N}]?\p{L}+|\p{N}"
     r"| ?[^\s\p{L}\p{N}]+[\r\n]*|\s*[\r\n]+|\s+(?!\S)|\s+"
 )
+
+_TOKEN_ID = whole(0, 2**32 - 1)
 
 
 class TextTokenizer:
@@ -75,17 +78,14 @@ def load_tokenizer(folder: Path) -> TextTokenizer:
         if isinstance(error, WeightsError):
             raise
         raise WeightsError(
-            f"{folder}: tokenizer files cannot be read ({error})",
+            f"{fast if fast.is_file() else folder}: the tokenizer cannot be read ({error})",
             next_step="fetch the checkpoint again",
         ) from error
 
 
 def _load_slow(folder: Path) -> Tokenizer:
-    vocab: dict[str, int] = json.loads((folder / "vocab.json").read_text("utf-8"))
-    lines = (folder / "merges.txt").read_text("utf-8").splitlines()
-    pairs = [line.split() for line in lines if line and not line.startswith("#version")]
-    merges = [(pair[0], pair[1]) for pair in pairs if len(pair) == 2]
-    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=merges))
+    vocab = _table(folder / "vocab.json", _TOKEN_ID)
+    tokenizer = Tokenizer(models.BPE(vocab=vocab, merges=_merges(folder / "merges.txt")))
     tokenizer.normalizer = normalizers.NFC()
     tokenizer.pre_tokenizer = pre_tokenizers.Sequence(
         [
@@ -105,11 +105,40 @@ def _load_slow(folder: Path) -> Tokenizer:
     return tokenizer
 
 
+def _merges(path: Path) -> list[tuple[str, str]]:
+    """The pairs of a file of merges; without them all text would be cut otherwise."""
+    try:
+        lines = path.read_bytes().decode("utf-8-sig").splitlines()
+    except UnicodeDecodeError as error:
+        raise WeightsError(f"{path} is no text ({error})") from None
+    merges: list[tuple[str, str]] = []
+    for number, line in enumerate(lines, 1):
+        pair = line.split()
+        if len(pair) == 2 and not line.startswith("#version"):
+            merges.append((pair[0], pair[1]))
+        elif pair and not line.startswith("#version"):
+            raise WeightsError(f"{path}: line {number} is no pair of tokens")
+    if not merges:
+        raise WeightsError(f"{path} holds no pair of tokens", "", "fetch the checkpoint again")
+    return merges
+
+
 def _added_tokens(folder: Path) -> dict[str, int]:
     """Special tokens and their ids, from whichever file has them."""
     listed = folder / "added_tokens.json"
     if listed.is_file():
-        return json.loads(listed.read_text("utf-8"))
-    config = json.loads((folder / "tokenizer_config.json").read_text("utf-8"))
-    table: dict[str, dict[str, str]] = config.get("added_tokens_decoder", {})
-    return {entry["content"]: int(index) for index, entry in table.items()}
+        return _table(listed, _TOKEN_ID)
+    path = folder / "tokenizer_config.json"
+    entries = _table(path, lambda value: value).get("added_tokens_decoder") or {}
+    try:
+        return {any_text(table(e).get("content")): int(n) for n, e in table(entries).items()}
+    except ValueError as error:
+        raise WeightsError(f"{path}: added_tokens_decoder: {error}") from None
+
+
+def _table(path: Path, check: Check) -> dict[str, Any]:
+    """A JSON object with checked values."""
+    try:
+        return table_of(check)(parse_object(path.read_bytes()))
+    except ValueError as error:
+        raise WeightsError(f"{path} {error}", "", "fetch the checkpoint again") from None

@@ -14,6 +14,8 @@ import pytest
 from apollo_cli.cli import main
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.config import NetworkConfig
+from apollo_cli.model.tokenizer import load_tokenizer
+from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.files import parse_json_object
 from apollo_cli.weights.network import build_network_config
@@ -52,13 +54,29 @@ VALID = {
     ("config.json", "mm_vision_select_layer", "-1"),
     ("config.json", "clip_duration", "0.5"),
     ("llm/config.json", "attention_dropout", "0.5"),
+    ("llm/config.json", "max_position_embeddings", "null"),
     ("llm/config.json", "tie_word_embeddings", "true"),
     ("llm/config.json", "rms_norm_eps", "0.5"),
     ("llm/generation_config.json", "eos_token_id", "0"),
     ("llm/generation_config.json", "top_k", "0"),
+    ("llm/generation_config.json", "eos_token_id", "null"),
+    ("llm/generation_config.json", "top_k", "null"),
+    ("llm/generation_config.json", "repetition_penalty", "null"),
     ("llm/generation_config.json", "repetition_penalty", "0.5"),
     (f"{IMAGE}/config.json", "layer_norm_eps", "0.5"),
     (f"{IMAGE}/preprocessor_config.json", "image_mean", "0"),
+}
+# What libraries write where a value is not set.
+NULLS = {
+    "config.json": "model_max_length use_mm_start_end",
+    "llm/config.json": "hidden_size num_key_value_heads use_sliding_window tie_word_embeddings "
+    "rope_scaling layer_types head_dim quantization_config attention_dropout model_max_length",
+    "mm_connector/config.json": "resampler_type projector_type resampler_head_dim ff_multi "
+    "num_output_tokens token_input_shape",
+    "vision_tower/config.json": "token_output_shape num_vision_encoders",
+    "vision_tower/internvideo2/config.json": "depth d_model num_frames",
+    f"{IMAGE}/config.json": "num_channels patch_size",
+    f"{IMAGE}/preprocessor_config.json": "do_convert_rgb do_pad crop_size",
 }
 
 
@@ -249,3 +267,59 @@ def test_a_context_is_no_longer_than_the_positions(copy: Path, told: int, taken:
     config = build_network_config(read_checkpoint(copy))
     assert config.context == taken
     assert any(str(told) in note for note in config.notes) == (told > taken)
+
+
+@pytest.mark.parametrize(
+    ("file", "key"), [(file, key) for file, keys in NULLS.items() for key in keys.split()]
+)
+def test_null_is_no_value_where_tensors_or_other_files_tell(copy: Path, file: str, key: str):
+    path = copy / file
+    path.write_text(json.dumps(json.loads(path.read_text()) | {key: None}))
+    assert network(copy) == network(TINY)
+
+
+def test_a_grid_that_the_perceiver_was_told_of_is_a_note(copy: Path):
+    edit(copy / "mm_connector" / "config.json", token_input_shape=[16, 27, 27])
+    assert network(copy) == network(TINY)
+    assert any("token_input_shape" in n for n in build_network_config(read_checkpoint(copy)).notes)
+
+
+@pytest.mark.parametrize(
+    ("entry", "told"),
+    [
+        ([], "quantization_config"),
+        ("8bit", "quantization_config"),
+        ({}, "neither"),
+        ({"load_in_8bit": "yes"}, "load_in_8bit"),
+        ({"load_in_8bit": True, "load_in_4bit": True}, "4bit and 8bit"),
+        ({"load_in_8bit": True, "llm_int8_threshold": 3.0}, "llm_int8_threshold"),
+        ({"quant_method": "gptq", "bits": 4}, "gptq"),
+    ],
+)
+def test_how_weights_are_stored_is_read_or_refused(copy: Path, entry: object, told: str):
+    edit(copy / "llm" / "config.json", quantization_config=entry)
+    with pytest.raises(WeightsError) as caught:
+        stored_kind(read_checkpoint(copy))
+    assert "llm/config.json" in str(caught.value)
+    assert told in str(caught.value)
+
+
+@pytest.mark.parametrize(
+    ("file", "raw"),
+    [
+        ("vocab.json", b"{"),
+        ("vocab.json", b'{"a": null}'),
+        ("added_tokens.json", b'{"a": "b"}'),
+        ("tokenizer_config.json", b'{"added_tokens_decoder": {"1": 3}}'),
+        ("merges.txt", b"a b c"),
+        ("merges.txt", b""),
+        ("merges.txt", b"\xff"),
+        ("tokenizer.json", b"{}"),
+    ],
+)
+def test_a_damaged_file_of_the_tokenizer_is_named(copy: Path, file: str, raw: bytes):
+    (copy / "llm" / file).write_bytes(raw)
+    if file == "tokenizer_config.json":
+        (copy / "llm" / "added_tokens.json").unlink()
+    with pytest.raises(WeightsError, match=file.replace(".", "[.]")):
+        load_tokenizer(copy / "llm")
