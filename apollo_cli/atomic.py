@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import glob
 import os
 import shutil
 import tempfile
@@ -45,6 +46,10 @@ def make_whole(path: Path, write: Callable[[Path], object]) -> Path:
         write(target)
         return path
     fresh = target.with_name(f".{target.name}.{os.getpid()}.new")
+    for left in target.parent.glob(f".{glob.escape(target.name)}.*.new"):
+        if not _is_running(left.name.split(".")[-2]):
+            with suppress(OSError):
+                left.unlink()
     try:
         write(fresh)
         fresh.replace(target)
@@ -53,6 +58,19 @@ def make_whole(path: Path, write: Callable[[Path], object]) -> Path:
             fresh.unlink()
         raise
     return path
+
+
+def _is_running(process: str) -> bool:
+    """Whether a process with this number may be running; True where that cannot be known."""
+    if os.name == "nt" or not process.isdecimal():
+        return True
+    try:
+        os.kill(int(process), 0)
+    except ProcessLookupError:
+        return False
+    except (OSError, OverflowError):
+        return True
+    return True
 
 
 @contextmanager
@@ -94,22 +112,26 @@ def held(path: Path, remark: Callable[[str], None]) -> Iterator[None]:
 
 
 @contextmanager
-def scratch_folder(prefix: str) -> Iterator[Path]:
-    """A temporary folder, deleted at the end, as are those that killed runs have left.
+def scratch_folder(prefix: str, parent: Path | None = None) -> Iterator[Path]:
+    """A folder for unfinished work, deleted at the end, as are those that killed runs have left.
+
+    A running owner holds the lock inside its folder; a folder whose lock is free has no owner.
 
     Args:
         prefix: how its name begins, and the names of those that are cleared.
+        parent: where it is made; None is the system's folder for temporary files.
     """
     from filelock import FileLock, Timeout
 
-    for left in Path(tempfile.gettempdir()).glob(f"{prefix}*/lock"):
+    parent = parent or Path(tempfile.gettempdir())
+    for left in parent.glob(f"{prefix}*/lock"):
         with suppress(OSError, Timeout):
             facts = left.parent.lstat()
             is_ours = facts.st_uid == getattr(os, "geteuid", int)()
             if is_ours and time.time() - facts.st_mtime > _STARTING_SECONDS:
                 with FileLock(left, timeout=0):
                     shutil.rmtree(left.parent, ignore_errors=True)
-    place = Path(tempfile.mkdtemp(prefix=prefix)).resolve()
+    place = Path(tempfile.mkdtemp(prefix=prefix, dir=parent)).resolve()
     try:
         with FileLock(place / "lock"):
             (place / "files").mkdir()
@@ -126,9 +148,6 @@ def workshop(target: Path) -> Iterator[Path]:
         A path at which the folder is made, to be renamed to the target when it is whole.
     """
     target.parent.mkdir(parents=True, exist_ok=True)
-    place = Path(tempfile.mkdtemp(prefix=".apollo-", dir=target.parent))
-    try:
+    with scratch_folder(".apollo-work-", target.parent) as place:
         # Inside of it, since the place itself is for its owner alone.
         yield place / target.name
-    finally:
-        shutil.rmtree(place, ignore_errors=True)

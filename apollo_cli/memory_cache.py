@@ -26,6 +26,9 @@ LIMIT_VARIABLE = "APOLLO_CACHE_GB"
 DEFAULT_LIMIT_GB = 10.0
 _SAMPLE_BYTES = 64 * 1024
 _SAMPLES = 8
+# Raised when pictures or times of some files are read otherwise than before: memories in the cache
+# that an earlier reader made are then not served again.
+_READER = "reader 2, "
 
 
 @dataclass(frozen=True)
@@ -106,7 +109,7 @@ def fingerprint(checkpoint: Checkpoint, dtype: str, chain: Sequence[Adapter] = (
 
 def place_for(source: str, model: str, plan: ClipPlan) -> Path:
     """Where the memory of a plan goes."""
-    digest = hashlib.sha256(f"{source}{model}{plan.clip_seconds}".encode())
+    digest = hashlib.sha256(f"{_READER}{source}{model}{plan.clip_seconds}".encode())
     digest.update(plan.times.tobytes())
     return cache_folder() / f"{source[:12]}-{digest.hexdigest()[:20]}{SUFFIX}"
 

@@ -31,5 +31,5 @@ def check_finite(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
             raise WeightsError(
                 f"{file}: tensor {name} holds NaN or infinite values",
                 "weights are finite numbers",
-                "fetch the file again, or train again with a lower learning_rate",
+                "run apollo models verify and fetch it again, or train with a lower learning_rate",
             )
