@@ -53,7 +53,8 @@ def clean_markdown_line(text: str) -> str:
 
 def clean_cell(text: str) -> str:
     """Text that a spreadsheet does not take for a formula."""
-    return f"'{text}" if text.startswith(("=", "+", "-", "@", "\t", "\r")) else text
+    is_formula = text.startswith(("=", "+", "-", "@", "\t", "\r")) and text != "-"
+    return f"'{text}" if is_formula else text
 
 
 def keep_secret(secret: str) -> None:

@@ -12,6 +12,7 @@ from apollo_cli.errors import FitError, UsageError
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.budget import largest_fitting, share_clips
+from apollo_cli.video.opening import is_from_stdin
 from apollo_cli.video.sampler import ClipPlan
 
 if TYPE_CHECKING:
@@ -120,7 +121,7 @@ class VideoMemory:
     def describe(self) -> dict[str, Any]:
         """For ``--json``: what was looked at and what was not."""
         return {
-            "path": str(self.path),
+            "path": "-" if is_from_stdin(self.path) else str(self.path),
             "kind": self.kind,
             "duration_seconds": round(self.duration_seconds, 3),
             "window_seconds": [round(self.plan.start_seconds, 3), round(self.plan.end_seconds, 3)],

@@ -25,6 +25,7 @@ from apollo_cli.planning import Planner
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.opening import is_from_stdin
 from apollo_cli.video.reader import ClipBatch, ReadReport, find_pictures
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
@@ -192,7 +193,9 @@ class Watcher:
     def keeps(self, info: VideoInfo, reading: ReadingOptions) -> bool:
         """Whether what is seen of a file so read is kept in the cache, and found there again."""
         # A folder has no content to sample, and approximate pictures are not worth keeping.
-        return self.use_cache and info.kind == "video" and not info.files and not reading.fast
+        is_film = info.kind == "video" and not info.files
+        # The copy of a video from stdin is another file each time: nobody would find it again.
+        return self.use_cache and is_film and not reading.fast and not is_from_stdin(info.path)
 
     def _remember(
         self, source: str, info: VideoInfo, plan: ClipPlan, reading: ReadingOptions

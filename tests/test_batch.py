@@ -160,16 +160,22 @@ def test_of_a_folder_only_what_may_be_a_video_is_asked_about(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):
     (folder / "empty.mp4").unlink()
-    for name in ("cfr30.srt", "notes.TXT", "a.csv", "b.jsonl", ".hidden.mp4", "cfr30.apollo"):
+    texts = ("cfr30.srt", "notes.TXT", "a.csv", "b.jsonl", ".hidden.mp4", "cfr30.apollo", "README")
+    for name in texts:
         (folder / name).write_text("hello\n")
+    (folder / "blob.bin").write_bytes(b"\x00\x01\x02\xff" * 500)
+    copyfile(CASES / "no_suffix", folder / "no_suffix")
     output = folder / "answers.ndjson"
     for _ in range(2):
         assert ask(checkpoint, "--videos", str(folder), "one?", "--json", "-o", str(output)) == 0
     assert [Path(row["video"]).name for row in rows(output.read_text())] == [
         "cfr30.mp4",
+        "no_suffix",
         "vp8.webm",
     ]
-    assert "no video was given" not in capfd.readouterr().err
+    told = capfd.readouterr().err
+    assert "no video was given" not in told
+    assert "README" in told
     assert ask(checkpoint, str(folder), "one?") == 3
     assert "--videos" in capfd.readouterr().err
 
@@ -243,8 +249,20 @@ def test_the_format_follows_the_option_else_the_ending_else_text(
     ask_ = [*videos, "-q", "one?", "-q", "two?", "--quiet", *options, "-o", str(output)]
     assert ask(checkpoint, *ask_) == 0
     text, form = output.read_text(), asked or FORM_OF[name]
-    assert text.startswith(START[form] if form != "text" or not many else f"{clip}\nQ: ")
+    start = {"text": f"{clip}\nQ: ", "md": "## "}.get(form) if many else None
+    assert text.startswith(start or START[form])
     assert text.count("two?") == 1
+
+
+@pytest.mark.parametrize("form", ["text", "csv", "srt", "md"])
+def test_of_many_videos_each_answer_names_its_own_and_an_error_is_no_answer(
+    form: str, folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    assert ask(checkpoint, "--videos", str(folder), "one?", "--format", form) == 3
+    written = capfd.readouterr().out.replace("\\", "")
+    after = ",one?" if form == "csv" else "\n"
+    assert all(f"{folder / name}{after}" in written for name in ("cfr30.mp4", "vp8.webm"))
+    assert ("error: " in written) == (form != "csv")
 
 
 def test_one_answer_as_text_is_what_stdout_would_show(

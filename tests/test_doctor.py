@@ -40,7 +40,7 @@ def test_the_plain_report_is_one_fact_a_line_on_stdout(capsys):
     out, err = capsys.readouterr()
     assert err == ""
     names = {line.split("  ")[0] for line in out.splitlines()}
-    assert {"apollo", "python", "torch", "chosen", "cache", "model apollo-3b"} <= names
+    assert {"apollo", "python", "torch", "chosen", "models", "memories", "model apollo-3b"} <= names
 
 
 def test_a_needed_package_that_cannot_be_imported_is_a_problem_and_ends_with_6(

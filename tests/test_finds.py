@@ -202,6 +202,25 @@ def test_a_video_from_stdin_has_a_name_and_leaves_nothing(
     assert list(tmp_path.iterdir()) == []
 
 
+def test_a_video_from_stdin_is_called_so_in_data_and_takes_no_room_in_the_cache(
+    checkpoint: str,
+    tmp_path: Path,
+    capfd: pytest.CaptureFixture[str],
+    monkeypatch: pytest.MonkeyPatch,
+):
+    monkeypatch.setenv("APOLLO_HOME", str(tmp_path))
+    content = (CASES / "cfr10_target.mp4").read_bytes()
+    for form, start in (("csv", "-,one?,"), ("jsonl", "{")):
+        monkeypatch.setattr(sys, "stdin", io.TextIOWrapper(io.BytesIO(content)))
+        command = ["ask", "-", "one?", "--model", checkpoint, "--max-new-tokens", "2"]
+        assert main([*command, "--format", form]) == 0
+        row = capfd.readouterr().out.splitlines()[-1]
+        assert row.startswith(start)
+    assert json.loads(row)["videos"][0]["path"] == "-"
+    assert main(["cache", "list", "--json"]) == 0
+    assert json.loads(capfd.readouterr().out)["memories"] == []
+
+
 def test_a_cache_that_fails_half_way_costs_no_second_look(
     video: Path, checkpoint: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):

@@ -13,6 +13,7 @@ import pytest
 import torch
 
 from apollo_cli import engine
+from apollo_cli.cli import main
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, ShortPolicy
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import MediaError, UsageError, WeightsError
@@ -83,6 +84,17 @@ def test_fewer_clips_of_a_file_lie_where_the_plan_puts_them(
         (plan,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
         few = apollo.watch(tmp_path / "video.apollo", sampling)
         assert abs(few.times[:, 0] - plan.times[:, 0]).max() <= clip_seconds
+
+
+def test_a_memory_where_a_video_is_needed_is_named_as_one(
+    apollo: Apollo, video: Path, tmp_path: Path, capfd: pytest.CaptureFixture[str]
+):
+    target = str(tmp_path / "video.apollo")
+    apollo.remember(video, Path(target))
+    for command in ("check", "plan", "frames", "remember"):
+        assert main([command, target]) == 3
+        written = capfd.readouterr()
+        assert "saw of a video" in written.out + written.err
 
 
 def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):

@@ -127,7 +127,7 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
-    videos = list_videos(flags["videos"], output) if flags["videos"] else []
+    videos = list_videos(flags["videos"], output, remark) if flags["videos"] else []
     protect_inputs(output, videos)
     with held(output, remark) if output else contextlib.nullcontext():
         if videos:

@@ -20,9 +20,6 @@ if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
 
 
-# What lies beside videos in a folder and is never asked about.
-_TEXTS = {".srt", ".vtt", ".ass", ".ssa", ".sub", ".idx", ".txt", ".md", ".log", ".nfo"}
-_TABLES = {".json", ".jsonl", ".csv", ".tsv", ".xlsx", ".ods"}
 # What a row tells of the model that gave the answer, as ``Apollo.describe`` does.
 _MODEL_FACTS = ("name", "revision", "adapter", "quant", "template")
 # Rows round times to milliseconds.
@@ -35,12 +32,12 @@ _SEEN: dict[str, Check] = {
 }
 
 
-def list_videos(source: str, output: Path | None = None) -> list[str]:
+def list_videos(source: str, output: Path | None, remark: Remark) -> list[str]:
     """The videos of a folder, by name, or of a text file with one path a line.
 
-    Of a folder, subtitles, texts and tables are left out, the memory of a video that lies there
-    too, and the output itself. Paths in a text
-    file are relative to it; empty lines and lines after ``#`` are left out.
+    Of a folder, what is no video or image is left out, as ``apollo check`` does, which is said;
+    so are the memory of a video that lies there too and the output itself. Paths in a text file
+    are relative to it; empty lines and lines after ``#`` are left out.
 
     Raises:
         UsageError: there is no such folder or file, or it names no video.
@@ -52,11 +49,7 @@ def list_videos(source: str, output: Path | None = None) -> list[str]:
     try:
         if place.is_dir():
             files = sorted(p for p in place.iterdir() if p.is_file() and p.name[0] != ".")
-            videos = [
-                path
-                for path in files
-                if path.suffix.lower() not in _TEXTS | _TABLES and path.absolute() != written
-            ]
+            videos = _leave_out([p for p in files if p.absolute() != written], remark)
             stems = {path.stem for path in videos if path.suffix != SUFFIX}
             found = [str(p) for p in videos if p.suffix != SUFFIX or p.stem not in stems]
         else:
@@ -73,6 +66,26 @@ def list_videos(source: str, output: Path | None = None) -> list[str]:
     if not found:
         raise UsageError(f"--videos {source} names no video")
     return found
+
+
+def _leave_out(files: list[Path], remark: Remark) -> list[Path]:
+    """The files without those that are neither called like a video or image nor are one."""
+    from apollo_cli.commands.check import describe_left_out
+    from apollo_cli.memory_record import SUFFIX
+    from apollo_cli.video.guard import GuardedReader
+    from apollo_cli.video.opening import MEDIA_SUFFIXES
+
+    others: list[Path] = []
+    with GuardedReader() as reader:
+        for path in files:
+            if path.suffix.lower() not in MEDIA_SUFFIXES | {SUFFIX}:
+                try:
+                    reader.probe(path)
+                except MediaError:
+                    others.append(path)
+    if others:
+        remark(describe_left_out([str(path) for path in others]))
+    return [path for path in files if path not in others]
 
 
 def answered(

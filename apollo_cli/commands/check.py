@@ -78,7 +78,7 @@ def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -
 
         write(told())
     if found["left out"]:
-        say_note(f"left out, since they are no video or image: {_name(found['left out'])}")
+        say_note(describe_left_out(found["left out"]))
     told_of = len(files) - len(found["left out"])
     if not told_of:
         raise UsageError(f"{places[0]} holds no video or image")
@@ -207,6 +207,11 @@ def _write_lines(found: Iterator[Finding]) -> None:
         click.echo(f"{finding.verdict:8}{shown(finding.path)}")
         for text in filter(None, [finding.summary, *finding.remarks]):
             click.echo(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent))
+
+
+def describe_left_out(paths: list[str]) -> str:
+    """That files of a folder are no videos, by the names of the first few."""
+    return f"left out, no video or image: {_name(paths)}"
 
 
 def _name(paths: list[str]) -> str:

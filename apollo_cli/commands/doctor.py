@@ -112,13 +112,14 @@ def _extras() -> dict[str, dict[str, str | None]]:
 def _disk() -> dict[str, Any]:
     from huggingface_hub import constants
 
-    from apollo_cli.weights.files import apollo_home
+    from apollo_cli.weights.files import apollo_cache, apollo_home
 
     cache = Path(constants.HF_HUB_CACHE)
     existing = next(folder for folder in (cache, *cache.parents) if folder.exists())
     return {
         "cache": str(cache),
         "cache_free_bytes": shutil.disk_usage(existing).free,
+        "memories": str(apollo_cache()),
         "records": str(apollo_home()),
         "offline": bool(constants.HF_HUB_OFFLINE),
         "endpoint": hide_secrets(constants.ENDPOINT),
@@ -152,7 +153,8 @@ def _facts(report: dict[str, Any]) -> list[tuple[str, str]]:
     facts += [(f"extra {name}", _extra(name, found)) for name, found in report["extras"].items()]
     disk = report["disk"]
     facts += [
-        ("cache", f"{disk['cache']}, {format_bytes(disk['cache_free_bytes'])} free"),
+        ("models", f"{disk['cache']}, {format_bytes(disk['cache_free_bytes'])} free"),
+        ("memories", disk["memories"]),
         ("records", disk["records"]),
         ("hub", f"{disk['endpoint']}{', offline mode is on' if disk['offline'] else ''}"),
         *((f"model {name}", state) for name, state in report["models"].items()),

@@ -39,7 +39,7 @@ def answer_text(row: dict[str, Any]) -> str:
     """An answer as people read it; where options were scored, with the shares of all."""
     shares = row.get("probabilities", {}).items()
     letter = f"{row['letter']} " if "letter" in row else ""
-    lines = [f"{letter}{row.get('answer', row.get('error', ''))}"]
+    lines = [f"{letter}{_answer_or_error(row)}"]
     return "\n".join(lines + [f"   {share:6.1%}  {option}" for option, share in shares])
 
 
@@ -71,17 +71,23 @@ def to_srt(row: dict[str, Any], number: int) -> str:
     cited = row.get("cited") or []
     windows = [video["window_seconds"] for video in row.get("videos", [])]
     start, end = cited[0]["clip_seconds"] if cited else (windows[0] if windows else (0.0, 1.0))
-    text = row.get("answer", row.get("error", ""))
-    words = _one_block(f"{row['question']}\n{text}")
+    name = f"{row['video']}\n" if "video" in row else ""
+    words = _one_block(f"{name}{row['question']}\n{_answer_or_error(row)}")
     return f"{number}\n{_stamp(start)} --> {_stamp(end)}\n{words}\n\n"
 
 
 def to_markdown(row: dict[str, Any], number: int) -> str:
-    """The question in bold, the answer, and what was looked at."""
+    """The question in bold, the answer, and what was looked at; a video of many is a heading."""
+    name = f"## {clean_markdown_line(row['video'])}\n\n" if "video" in row else ""
     seen = ", ".join(video["coverage_text"] for video in row.get("videos", []))
-    question, text = clean_markdown_line(row["question"]), row.get("answer", row.get("error", ""))
+    question, text = clean_markdown_line(row["question"]), clean_markdown(_answer_or_error(row))
     about = f"_{clean_markdown_line(seen)}_\n\n" if seen else ""
-    return f"**{question}**\n\n{clean_markdown(text)}\n\n{about}"
+    return f"{name}**{question}**\n\n{text}\n\n{about}"
+
+
+def _answer_or_error(row: dict[str, Any]) -> str:
+    """The answer; where there is none, why, so that nobody takes it for one."""
+    return row["answer"] if "answer" in row else f"error: {row['error']}"
 
 
 def _one_block(text: str) -> str:

@@ -61,7 +61,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     for note in memory.warnings:
         say_note(f"{info.path.name}: {note}")
     size = format_bytes(target.stat().st_size)
-    say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target.name} ...")
+    say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target} ...")
     click.echo(target)
 
 

@@ -72,10 +72,15 @@ def shown(path: str | Path) -> str:
 
     A video that came on stdin has the name of its copy only, not the folder that nobody chose.
     """
-    name = Path(path).name if f"{os.sep}{STDIN_FOLDER}" in str(path) else str(path)
+    name = Path(path).name if is_from_stdin(path) else str(path)
     return "".join(
         c if c.isprintable() else c.encode("unicode_escape").decode("ascii") for c in name
     )
+
+
+def is_from_stdin(path: str | Path) -> bool:
+    """Whether a file is the copy of a video that came on stdin."""
+    return f"{os.sep}{STDIN_FOLDER}" in str(path)
 
 
 def resolve_file(path: str | Path) -> Path:
@@ -200,6 +205,11 @@ def sniff(path: Path) -> MediaKind:
     for start, what, next_step in _OTHER_STARTS:
         if head.startswith(start):
             raise MediaError(f"{shown(path)} {what}", next_step=next_step)
+    if b'"apollo_memory"' in head:
+        raise MediaError(
+            f"{shown(path)} is what a model saw of a video, not a video",
+            next_step="give the video itself; only ask, chat and ui take the file instead of it",
+        )
     if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
         raise MediaError(f"{shown(path)} has sound only", "a picture stream is needed")
     text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
