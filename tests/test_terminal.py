@@ -189,6 +189,20 @@ def test_data_on_a_pipe_stays_as_it_is(capsys: pytest.CaptureFixture[str], tmp_p
     assert not ACTIVE.search(told.err)
 
 
+@pytest.mark.parametrize(
+    ("said", "written"),
+    [
+        ("<b>x</b>", "<\u2060b>x<\u2060/b>"),
+        ("a < b and c > d", "a <\u2060 b and c > d"),
+        ("{\\an8}x", "{\u2060\\an8}x"),
+        ("2 < 3 {", "2 < 3 {"),
+    ],
+)
+def test_a_player_of_subtitles_shows_what_looks_like_a_tag(said: str, written: str):
+    text = writer_for("srt")({"question": "What?", "answer": said}, 1)
+    assert text.splitlines()[2:] == ["What?", written, ""]
+
+
 ROWS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "<img src=x onerror=alert(1)>", "[a](b)"]
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import csv
 import io
 import json
+import re
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from apollo_cli.harmless import clean_cell, clean_markdown, clean_markdown_line
 
 FORMATS = ("text", "jsonl", "csv", "srt", "md")
 _ENDINGS = {".json": "jsonl"} | {f".{name}": name for name in FORMATS[1:]}
+_SUBTITLE_TAG = re.compile(r"<(?=[^<>]*>)|\{(?=[^{}]*\})")
 
 # One answered question, as ``Answer.to_dict`` gives it; the last argument is its number from 1.
 Writer = Callable[[dict[str, Any], int], str]
@@ -91,8 +93,12 @@ def _answer_or_error(row: dict[str, Any]) -> str:
 
 
 def _one_block(text: str) -> str:
-    """Text that a subtitle can hold: an empty line or an arrow would begin the next one."""
-    lines = [line.strip() for line in text.replace("-->", "->").splitlines()]
+    """Text that a subtitle can hold: an empty line or an arrow would begin the next one.
+
+    Players drop what looks like a tag, as ``<b>``; an invisible mark in it makes it text.
+    """
+    text = _SUBTITLE_TAG.sub("\\g<0>\u2060", text.replace("-->", "->"))
+    lines = [line.strip() for line in text.splitlines()]
     return "\n".join(filter(None, lines))
 
 
