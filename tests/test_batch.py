@@ -55,6 +55,15 @@ def test_a_folder_is_answered_and_a_broken_file_is_a_row_of_its_own(
     assert ["error" in row for row in found] == [False, False, True, True, False, False]
 
 
+def test_what_is_odd_about_a_video_of_many_is_said_too(
+    folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
+):
+    (folder / "list.txt").write_text("odd.mp4\n")
+    copyfile(CASES / "cut_middle.mp4", folder / "odd.mp4")
+    assert ask(checkpoint, "--videos", str(folder / "list.txt"), "one?") == 0
+    assert "odd.mp4: the file ends early" in capfd.readouterr().err
+
+
 def test_whatever_is_wrong_with_one_video_the_others_are_answered(
     folder: Path, checkpoint: str, capfd: pytest.CaptureFixture[str]
 ):

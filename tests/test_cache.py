@@ -115,12 +115,15 @@ def test_a_cache_that_cannot_be_written_is_told_once(checkpoint: Path, home: Pat
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 def test_a_full_disk_is_told_with_its_file_and_a_note_costs_nothing(
-    capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ):
     asked = ["ask", str(CASES / "five_frames.webm"), "what colour is the ball?"]
     asked += ["--model", "apollo-nano", "--max-new-tokens", "3"]
-    for flags in (["-o", "/dev/full"], ["-o", "/dev/full", "--json"]):
-        assert main([*asked, *flags]) == 1
+    listed = tmp_path / "list.txt"
+    listed.write_text(asked[1])
+    many = ["ask", "--videos", str(listed), *asked[2:]]
+    for command in (asked, [*asked, "--json"], many):
+        assert main([*command, "-o", "/dev/full"]) == 1
         assert "/dev/full" in capsys.readouterr().err
     kept = os.dup(2)
     try:

@@ -100,8 +100,9 @@ def save_quantized(
             (unfinished / LLM / "config.json").write_text(json.dumps(config, indent=2), "utf-8")
             unfinished.rename(target)
     except (OSError, SafetensorError) as error:
+        reason = getattr(error, "strerror", None) or error
         raise WeightsError(
-            f"{target} cannot be written ({error})", next_step="make room or choose another place"
+            f"{target} cannot be written ({reason})", next_step="make room or choose another place"
         ) from error
     return SavedQuantised(target, report, checkpoint.size_bytes, read_checkpoint(target).size_bytes)
 

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import sys
 from collections.abc import Callable, Iterator
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, TextIO
@@ -201,6 +203,8 @@ def run_batch(
         try:
             sources = open_sources([video], rest.reading, apollo.watcher.reader)
             memories = watch(apollo, sources, rest, no_report)
+            for note in memories[0].warnings:
+                remark(f"{Path(video).name}: {note}")
             for row in answer_all(apollo, memories, rest, remark, stream_text=False):
                 left.remove(row["question"])
                 yield {"video": video, **row}
@@ -224,11 +228,13 @@ def write_rows(
         try:
             file.write(write(row, number))
             file.flush()
-        except BrokenPipeError:
-            raise
         except OSError as error:
-            name = getattr(file, "name", "the output")
-            raise UsageError(f"{name} cannot be written ({error.strerror})") from error
+            if file is sys.stdout:
+                raise
+            # What waits to be written is given up: whoever closes the file would fail once more.
+            with suppress(OSError):
+                file.close()
+            raise UsageError(f"-o {file.name} cannot be written ({error.strerror})") from error
         if "error" in row and row["video"] not in failed:
             failed.append(row["video"])
     if failed:

@@ -62,7 +62,7 @@ def to_csv(row: dict[str, Any], number: int) -> str:
         row["question"],
         row.get("answer", ""),
         row.get("error", ""),
-        " ".join(row.get("notes", ())),
+        "; ".join(row.get("notes", ())),
     ]
     table.writerow(map(clean_cell, values))
     return text.getvalue()
