@@ -18,6 +18,7 @@ from apollo_cli.atomic import write_whole
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.weights.files import apollo_home
 
+_MOST_FRAMES = 10**8
 _LARGEST_CACHE = 512 * 2**20
 
 
@@ -101,7 +102,7 @@ class FactsCache:
                 return None
             facts = FileFacts(**{**row[2], "warnings": tuple(row[2]["warnings"])})
             numbers = (facts.duration_seconds, facts.first_seconds, facts.last_seconds)
-            is_sound = all(math.isfinite(number) for number in numbers) and facts.frames > 0
+            is_sound = all(map(math.isfinite, numbers)) and 0 < facts.frames < _MOST_FRAMES
         except (OSError, ValueError, KeyError, TypeError, IndexError):
             return None
         return facts if is_sound and facts.kind in ("video", "image") else None

@@ -11,6 +11,7 @@ import json
 import os
 import re
 import shutil
+import sys
 from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -21,9 +22,11 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file, save_file
 
 from apollo_cli.errors import ApolloError, DataError
+from apollo_cli.values import Values, any_text, number, one_of, table, table_of, whole
 from apollo_cli.weights.files import read_json
 
 FORMAT = 1
+_MOST = sys.float_info.max
 _STATE = "state.json"
 _NAME = re.compile(r"step-(\d{6,})", re.ASCII)
 
@@ -161,16 +164,23 @@ def _write_tensors(folder: Path, name: str, tensors: Mapping[str, torch.Tensor])
 
 
 def _open(step: int, folder: Path) -> Saved:
-    state = read_json(folder / _STATE, label=_STATE)
-    files, facts = state.get("files"), state.get("facts")
-    if state.get("format") != FORMAT or state.get("step") != step:
-        raise DataError("it is of another format")
-    if not isinstance(files, dict) or not isinstance(facts, dict):
-        raise DataError(f"{_STATE} is incomplete")
+    faults: list[str] = []
+    state = Values(read_json(folder / _STATE, label=_STATE), _STATE, faults)
+    state.get("format", one_of(FORMAT))
+    state.get("step", one_of(step))
+    files = state.get("files", table_of(any_text))
+    state.get("facts", table)
+    facts = state.inside("facts")
+    facts.get("identity", table, None)
+    facts.get("steps", whole(step), None)
+    facts.get("numbers", table_of(number(-_MOST, _MOST)), None)
+    facts.get("schedule", table, None)
+    if faults:
+        raise DataError("; ".join(faults))
     for name, digest in files.items():
         if not re.fullmatch(r"[a-z_]+", name) or _digest(folder / f"{name}.safetensors") != digest:
             raise DataError(f"{name}.safetensors is not as it was written")
-    return Saved(step, folder, facts)
+    return Saved(step, folder, dict(facts.values))
 
 
 def _list(root: Path) -> Iterator[tuple[int, Path]]:

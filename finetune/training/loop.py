@@ -238,10 +238,16 @@ def _restore(optimiser: Optimiser, saved: Saved | None) -> None:
     if saved is None:
         return
     found = saved.tensors("trained")
-    with torch.no_grad():
-        for name, parameter in optimiser.parameters.items():
-            parameter.copy_(found[name])
-    optimiser.restore(saved.tensors("optimizer"), saved.facts)
+    try:
+        with torch.no_grad():
+            for name, parameter in optimiser.parameters.items():
+                parameter.copy_(found[name])
+        optimiser.restore(saved.tensors("optimizer"), saved.facts)
+    except (LookupError, TypeError, ValueError, AttributeError, RuntimeError) as error:
+        raise DataError(
+            f"{saved.folder / 'state.json'} does not fit this run ({error!r})",
+            next_step=f"delete {saved.folder}, or train again with --fresh",
+        ) from error
 
 
 def _finish(

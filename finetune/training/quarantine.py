@@ -15,6 +15,7 @@ from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.data.facts import read_stamp
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import count
+from apollo_cli.values import parse_object
 
 QUARANTINE_NAME = "quarantine.jsonl"
 
@@ -147,9 +148,9 @@ def read_quarantine(path: Path) -> list[dict[str, Any]]:
     rows = []
     for line in path.read_text(errors="replace").splitlines() if path.is_file() else ():
         try:
-            row = json.loads(line)
+            row = parse_object(line)
         except ValueError:
             continue
-        if isinstance(row, dict) and "name" in row and isinstance(row.get("files"), list):
+        if "name" in row and isinstance(row.get("files"), list):
             rows.append(row)
     return rows

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import json
-import math
+import sys
 from collections.abc import Iterator
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -11,6 +11,7 @@ from typing import Any
 
 from apollo_cli.atomic import make_whole, write_whole
 from apollo_cli.errors import DataError
+from apollo_cli.values import Values, number, parse_object, whole
 
 LOG_NAME, CURVE_NAME = "log.jsonl", "loss.png"
 # Steps whose pace the remaining time is told from.
@@ -191,12 +192,14 @@ def _smooth(points: list[tuple[int, float]]) -> Iterator[tuple[int, float]]:
 
 
 def _parse(line: str) -> dict[str, Any] | None:
+    faults: list[str] = []
     try:
-        row = json.loads(line)
+        row = Values(parse_object(line), "log", faults)
     except ValueError:
         return None
-    sound = isinstance(row, dict) and isinstance(row.get("step"), int)
-    return row if sound and math.isfinite(row.get("loss", 0.0)) else None
+    row.get("step", whole(0))
+    row.get("loss", number(-sys.float_info.max, sys.float_info.max), None)
+    return None if faults else dict(row.values)
 
 
 def _open_board(folder: Path, step: int) -> Any:

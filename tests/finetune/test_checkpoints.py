@@ -1,5 +1,6 @@
 """Checkpoints of a run: whole or not there, found again, pruned, and clear when a disk is full."""
 
+import json
 import resource
 import signal
 from collections.abc import Iterator
@@ -84,6 +85,31 @@ def test_a_damaged_one_is_passed_over_with_a_sentence(tmp_path: Path, damage: st
     assert found.step == 1
     assert len(said) == 1
     assert "step-000002 is damaged" in said[0]
+
+
+@pytest.mark.parametrize(
+    ("key", "value"),
+    [
+        ("format", True),
+        ("step", "2"),
+        ("files", {"trained": None}),
+        ("facts", []),
+        ("facts", {"steps": "x"}),
+        ("facts", {"steps": 10**30}),
+        ("facts", {"numbers": [1]}),
+        ("facts", {"schedule": 3}),
+        ("facts", {"identity": None}),
+    ],
+)
+def test_a_forged_state_is_passed_over_by_its_key(tmp_path: Path, key: str, value: object):
+    save(tmp_path, 1)
+    state = save(tmp_path, 2) / "state.json"
+    state.write_text(json.dumps(json.loads(state.read_text()) | {key: value}))
+    said: list[str] = []
+    found = find_newest(tmp_path, said.append)
+    assert found is not None
+    assert found.step == 1
+    assert f"state.json: {key}" in said[0]
 
 
 def test_a_damaged_later_one_never_pushes_out_a_good_one(tmp_path: Path):

@@ -156,3 +156,9 @@ def test_a_result_that_is_not_whole_is_written_again_or_told_to_be_lost(
         run(recipe)
     run(recipe, fresh=True)
     assert read_adapter(recipe.output).parts == ("llm",)
+
+
+def test_a_row_of_a_quarantine_that_makes_no_sense_is_left_out(tmp_path: Path):
+    path = tmp_path / "quarantine.jsonl"
+    path.write_text("[" * 100_000 + '\n{"name": "a:1", "files": []}\n{"files": 3}\n')
+    assert [row["name"] for row in read_quarantine(path)] == ["a:1"]

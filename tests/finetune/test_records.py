@@ -87,3 +87,19 @@ def test_tensorboard_gets_its_files_on_request(tmp_path: Path):
     log.add(record(1))
     log.close()
     assert list((tmp_path / "tensorboard").iterdir())
+
+
+@pytest.mark.parametrize(
+    "line",
+    [
+        '{"step": 2, "loss": null}',
+        '{"step": 2, "loss": "x"}',
+        '{"step": 2, "loss": NaN}',
+        '{"step": true, "loss": 1}',
+        '{"step": "2"}',
+        "[" * 100_000,
+    ],
+)
+def test_a_row_of_a_log_that_makes_no_sense_is_left_out(tmp_path: Path, line: str):
+    (tmp_path / "log.jsonl").write_text(f'{{"step": 1, "loss": 0.5}}\n{line}\n')
+    assert [row["step"] for row in read_log(tmp_path / "log.jsonl")] == [1]

@@ -147,7 +147,14 @@ def test_rows_of_a_cache_that_make_no_sense_are_left_out(tmp_path: Path) -> None
     first = probe_files([sample(video())], cache=cache)
     kept = json.loads(cache.read_text())
     row = kept["files"][str(CLIP.resolve())]
-    for bad in ([], [*row[:2], {}], [*row[:2], {**row[2], "frames": 0}], 7, [*row[:2], None]):
+    for bad in (
+        [],
+        [*row[:2], {}],
+        [*row[:2], {**row[2], "frames": 0}],
+        [*row[:2], {**row[2], "frames": 10**30}],
+        7,
+        [*row[:2], None],
+    ):
         kept["files"][str(CLIP.resolve())] = bad
         cache.write_text(json.dumps(kept))
         assert probe_files([sample(video())], cache=cache) == first
