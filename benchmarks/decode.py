@@ -130,7 +130,7 @@ def decoding_only(path: Path, times: np.ndarray) -> int:
     """Decode what must be decoded, and drop it."""
     info = probe(path)
     assert info.timeline is not None
-    walk = Walk(path, info.stream_index, info.timeline)
+    walk = Walk(path, info.stream_index, info.timeline, info.times)
     wanted = np.unique(info.frames_at(times)).tolist()
     return len(wanted) - sum(1 for _ in walk.fetch(wanted))
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -69,7 +70,7 @@ def full(*_: object, **__: object) -> None:
     ],
 )
 def test_a_step_beyond_the_memory_names_its_samples_and_what_helps(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, object], remedies: set[str]
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, keys: dict[str, Any], remedies: set[str]
 ) -> None:
     recipe = load_recipe(write_toy(tmp_path, clips=0, texts=2, steps=1, **keys))
     monkeypatch.setattr(Trainee, "forward", full)
