@@ -262,6 +262,8 @@ def _check_keys(
                 continue
             near = get_close_matches(key, [*checks, *TABLES] if not where else list(checks), n=1)
             hint = f"; did you mean {near[0]}?" if near else ""
+            # All keys of a table are few enough to be listed.
+            hint = hint or (f"; known here are {', '.join(checks)}" if where else "")
             faults.append(f"{where}{key[:60]} is not a key of a recipe{hint}")
             continue
         try:

@@ -245,12 +245,14 @@ def list_length_faults(faults: Sequence[Fault], samples: int, recipe: Recipe) ->
     words = f"{len(long)} of {count(samples, 'sample')} are longer than the model's context"
     remedy = "shorten their texts, or choose another model"
     if needed:
+        least, most = min(needed), max(needed)
+        span = f"{least} to {most}" if least < most else f"{most}"
         words = (
             f"max_tokens = {recipe.max_tokens} is too small for {len(long)} of "
-            f"{count(samples, 'sample')}: they need {min(needed)} to {max(needed)} tokens with one "
+            f"{count(samples, 'sample')}: they need {span} tokens with one "
             "clip of each video"
         )
-        remedy = f"set max_tokens = {max(needed)} or more, or leave it out"
+        remedy = f"set max_tokens = {most} or more, or leave it out"
     return [Fault("mostly_too_long", shown(recipe.path.name), words, next_step=remedy)]
 
 

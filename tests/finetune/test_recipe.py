@@ -258,3 +258,9 @@ def test_a_recipe_that_would_take_gigabytes_to_read_is_refused_at_once(tmp_path:
     assert caught.value.exit_code == 7
     assert len(caught.value.message) < 1000
     assert peak < 20e6
+
+
+def test_an_unknown_key_of_a_data_file_is_told_with_those_that_are_known(tmp_path: Path):
+    data = '[[data]]\npath = "a.jsonl"\nwieght = 2\n'
+    told = faults(tmp_path, GOOD, data)[0]
+    assert all(key in told for key in ("wieght", *SOURCE_CHECKS))
