@@ -126,9 +126,10 @@ def test_values_that_are_no_numbers_name_their_stage(
     model = tiny.save(tmp_path / "model")
     file = model / part / "model.safetensors"
     tensors = load_file(file)
-    key = next(k for k in tensors if "norm" in k or "patch_embed" in k or k.endswith("weight"))
-    # Finite, since a file with NaN is refused when it is loaded.
-    tensors[key].fill_(3e38)
+    for key in tensors:
+        if key.endswith("weight"):
+            # Finite, since a file with NaN is refused when it is loaded.
+            tensors[key].fill_(3e38)
     save_file(tensors, file)
     video = str(CASES / "five_frames.webm")
     assert main(["ask", video, "one?", *flags, "--model", str(model), "--no-cache"]) == 5
