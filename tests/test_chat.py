@@ -110,6 +110,12 @@ def test_a_talk_is_saved_as_its_ending_says(say: Say, tmp_path: Path, name: str,
     text = (tmp_path / name).read_text()
     assert text.startswith(start)
     assert "two?" in text
+    assert (CLIP in text) == (name.endswith("csv") or ".json" in name.lower())
+
+
+def test_subtitles_of_a_talk_stand_over_what_was_looked_at(say: Say, tmp_path: Path):
+    say(f"/video {OTHER}", "/from 0:10 0:20", "two?", f"/save {tmp_path / 'talk.srt'}")
+    assert "00:00:10,000 --> 00:00:20,000" in (tmp_path / "talk.srt").read_text()
 
 
 def test_a_talk_is_never_saved_over_its_video(say: Say, tmp_path: Path):

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -180,10 +180,21 @@ def _save(talk: Conversation, arguments: list[str]) -> None:
         text = talk.to_markdown()
     elif path.suffix.lower() != ".json":
         write = writer_for(form)
-        rows = [{"question": turn.question, "answer": turn.answer} for turn in talk.turns]
-        text = "".join(write(row, number) for number, row in enumerate(rows, start=1))
+        text = "".join(write(row, number) for number, row in enumerate(_rows(talk), start=1))
     talk.save(path, text)
     say_note(f"saved to {path}")
+
+
+def _rows(talk: Conversation) -> Iterator[dict[str, Any]]:
+    """The answers as rows of a file; those of an earlier talk name their files only."""
+    given = {(answer.question, answer.text): answer.to_dict() for answer in talk.answers}
+    for turn in talk.turns:
+        row = given.get((turn.question, turn.answer)) or {
+            "question": turn.question,
+            "answer": turn.answer,
+            "video": " ".join(getattr(turn, "files", ())),
+        }
+        yield row | {"notes": [*row.get("notes", ()), *talk.apollo.remarks(turn.question)]}
 
 
 def _clear(talk: Conversation, arguments: list[str]) -> None:
