@@ -109,8 +109,8 @@ def _edit_faults(file: BinaryIO, index: Box, track: int) -> list[str]:
     empty = sum(length for length, start, _ in edits[1:] if start == _EMPTY)
     faults = []
     if empty:
-        seconds = f"{empty / scale:.2f} s"
-        faults.append(f"its edit list shows nothing for {seconds} on the way: they are left out")
+        pause = f"its edit list shows nothing for {empty / scale:.2f} s on the way"
+        faults.append(f"{pause}: the pictures are put end to end")
     if any(rate != 1 << 16 for _, start, rate in edits if start != _EMPTY):
         faults.append("its edit list holds pictures or changes their speed: that is not followed")
     return faults

@@ -71,12 +71,12 @@ class ReadReport:
             return ""
         if self.kept:
             return "the picture is damaged: parts of it may be wrong"
+        pictures, first = count(self.pictures, "picture"), f"{self.damaged_seconds[0]:.2f} s"
         damaged = len(self.damaged_seconds)
-        return (
-            f"{damaged} of {count(self.pictures, 'picture')} {'is' if damaged == 1 else 'are'} "
-            f"damaged, the first at {self.damaged_seconds[0]:.2f} s: the nearest sound one stands "
-            "in for each"
-        )
+        told, each = f"are damaged, the first at {first}", "each"
+        if damaged == 1:
+            told, each = f"is damaged, at {first}", "it"
+        return f"{damaged} of {pictures} {told}: the nearest sound one stands in for {each}"
 
 
 def read_frames(

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -62,6 +63,18 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
         assert mark == shown + FIRST_MARKS.get(name, 0)
     for index in {0, count // 2, *range(5, count, max(7, count // 6)), *damaged[:2], count - 1}:
         assert read_marks(info, [index])[0] == [whole[index]], index
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words", "absent"),
+    [([0.9], "at 0.90 s", "first|each"), ([0.3, 0.4], "first at 0.30 s", " it$")],
+)
+def test_one_damaged_picture_is_not_told_as_the_first(
+    seconds: list[float], words: str, absent: str
+):
+    told = ReadReport(pictures=30, damaged_seconds=seconds).describe()
+    assert words in told
+    assert re.search(absent, told) is None
 
 
 def test_a_second_sample_description_is_followed_after_a_jump(tmp_path: Path):
