@@ -127,8 +127,9 @@ def not_finite(stage: str, dtype: torch.dtype) -> ApolloError:
     if dtype == torch.float16:
         allowed = "numbers above 65504 overflow in float16"
         return DeviceError(received, allowed, "use --dtype bfloat16 or --dtype float32")
+    finer = "leave out --quant" if dtype == torch.float32 else "use --dtype float32 without --quant"
     return WeightsError(
         received,
         "the weights are damaged, or numbers overflow",
-        "check them with apollo models verify, or use --dtype float32 without --quant",
+        f"check them with apollo models verify, or {finer}",
     )
