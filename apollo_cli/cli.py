@@ -11,11 +11,12 @@ import re
 import sys
 from collections.abc import Sequence
 from dataclasses import dataclass
+from urllib.parse import urlsplit
 
 import click
 
 from apollo_cli._version import __version__
-from apollo_cli.errors import ApolloError
+from apollo_cli.errors import ApolloError, UsageError
 from apollo_cli.harmless import clean_streams
 
 INTERRUPTED = 130
@@ -149,6 +150,18 @@ def cli(seen: dict[str, bool], debug: bool) -> None:
     Answers go to stdout, everything else to stderr.
     """
     seen["debug"] = debug
+    endpoint = os.environ.get("HF_ENDPOINT", "")
+    try:
+        # The library that fetches models reads the variable while it is imported.
+        is_address = not endpoint or (urlsplit(endpoint).port or 1) > 0
+    except ValueError:
+        is_address = False
+    if not is_address:
+        raise UsageError(
+            f"HF_ENDPOINT={endpoint} is no web address",
+            "allowed are addresses such as https://hub.example.org",
+            "set it right, or unset it",
+        )
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

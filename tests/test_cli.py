@@ -228,6 +228,16 @@ def test_the_version_is_the_one_of_the_package(capsys):
     assert capsys.readouterr().out == f"apollo {__version__}\n"
 
 
+@pytest.mark.parametrize("address", ["http://[::", "http://x:99999999/"])
+@pytest.mark.parametrize("command", ["doctor", "ask a.mp4 one?", "models pull apollo-3b"])
+def test_a_hub_address_that_is_none_is_told_with_its_variable(
+    capsys, monkeypatch: pytest.MonkeyPatch, command: str, address: str
+):
+    monkeypatch.setenv("HF_ENDPOINT", address)
+    assert cli.main(command.split()) == 2
+    assert f"HF_ENDPOINT={address} " in capsys.readouterr().err
+
+
 def test_a_closed_pipe_is_no_error():
     code = (
         "import subprocess, sys\n"

@@ -158,7 +158,7 @@ def test_a_model_with_one_changed_tensor_is_refused(
 @pytest.mark.parametrize("name", [LORA_FILE, "connector.safetensors"])
 def test_missing_extra_and_misshapen_tensors_are_refused(name: str, copy: Path, checkpoint: Path):
     rewrite(copy, name, lambda tensors: tensors.pop(next(iter(tensors))))
-    refused(copy, checkpoint, "lacks 1 tensors")
+    refused(copy, checkpoint, "lacks 1 tensor")
     rewrite(copy, name, lambda tensors: tensors.update(more=torch.ones(2)))
     refused(copy, checkpoint, r"has 1 unknown tensors \(more\)")
     key = next(key for key in load_file(copy / name) if key != "more")
