@@ -72,7 +72,9 @@ def _read(checkpoint: Checkpoint, faults: list[str]) -> NetworkConfig | None:
     encoders = [encoder for encoder in found if encoder is not None]
     connector = None
     if len(encoders) == len(found):
-        _check_tower(checkpoint, encoders, faults)
+        tower = Values(checkpoint.tower_config, f"{TOWER}/config.json", faults)
+        agree(tower, "num_vision_encoders", len(encoders))
+        _note_grid(tower, "token_output_shape", common_grid(encoders), notes)
         connector = _ConnectorReader(checkpoint, encoders, faults, notes).read()
     llm = read_llm(checkpoint, faults)
     context = read_context(checkpoint, faults, notes)
@@ -109,10 +111,13 @@ def _frames_of(checkpoint: Checkpoint) -> int:
     return DEFAULT_FRAMES_PER_CLIP
 
 
-def _check_tower(checkpoint: Checkpoint, encoders: list[EncoderConfig], faults: list[str]) -> None:
-    tower = Values(checkpoint.tower_config, f"{TOWER}/config.json", faults)
-    agree(tower, "num_vision_encoders", len(encoders))
-    agree(tower, "token_output_shape", common_grid(encoders), _GRID)
+def _note_grid(config: Values, key: str, grid: tuple[int, int, int], notes: list[str]) -> None:
+    """Say that a config tells another grid than the encoders give; nothing is computed from it."""
+    told = config.get(key, nothing_or(_GRID), None)
+    if told not in (None, grid):
+        notes.append(
+            f"{config.where}: {key} is {list(told)}; the encoders give {list(grid)}, which is used"
+        )
 
 
 class _ConnectorReader:
@@ -147,13 +152,8 @@ class _ConnectorReader:
         integration = self.config.get("integration", one_of(*INTEGRATIONS), "timestamps")
         resampler = self._resampler()
         if resampler == "perciver":
-            # It takes any number of tokens: this one tells only what the training had.
-            told = self.config.get("token_input_shape", nothing_or(_GRID), None)
-            if told not in (None, grid):
-                self.notes.append(
-                    f"{self.config.where}: token_input_shape is {list(told)}; the encoders give "
-                    f"{list(grid)}, which the Perceiver takes as well"
-                )
+            # It takes any number of tokens: the key tells only what the training had.
+            _note_grid(self.config, "token_input_shape", grid, self.notes)
             shape = self._perceiver(text_width)
         else:
             agree(self.config, "token_input_shape", grid, _GRID)

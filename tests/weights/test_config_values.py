@@ -210,7 +210,6 @@ def test_a_bad_value_ends_a_command_with_its_file_and_key(
         ("mm_connector/config.json", {"ff_multi": 4}),
         ("mm_connector/config.json", {"projector_type": "mlp3x_gelu"}),
         ("mm_connector/config.json", {"num_output_tokens": 16}),
-        ("vision_tower/config.json", {"token_output_shape": [4, 27, 27]}),
         ("vision_tower/internvideo2/config.json", {"use_flash_attn": True}),
         ("vision_tower/internvideo2/config.json", {"img_size": 224}),
         ("vision_tower/internvideo2/config.json", {"depth": 3}),
@@ -278,10 +277,14 @@ def test_null_is_no_value_where_tensors_or_other_files_tell(copy: Path, file: st
     assert network(copy) == network(TINY)
 
 
-def test_a_grid_that_the_perceiver_was_told_of_is_a_note(copy: Path):
-    edit(copy / "mm_connector" / "config.json", token_input_shape=[16, 27, 27])
+@pytest.mark.parametrize(
+    ("part", "key"),
+    [("mm_connector", "token_input_shape"), ("vision_tower", "token_output_shape")],
+)
+def test_a_grid_that_a_config_tells_otherwise_is_a_note(copy: Path, part: str, key: str):
+    edit(copy / part / "config.json", **{key: [16, 27, 27]})
     assert network(copy) == network(TINY)
-    assert any("token_input_shape" in n for n in build_network_config(read_checkpoint(copy)).notes)
+    assert any(key in note for note in build_network_config(read_checkpoint(copy)).notes)
 
 
 @pytest.mark.parametrize(
