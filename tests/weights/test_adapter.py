@@ -160,7 +160,7 @@ def test_missing_extra_and_misshapen_tensors_are_refused(name: str, copy: Path, 
     rewrite(copy, name, lambda tensors: tensors.pop(next(iter(tensors))))
     refused(copy, checkpoint, "lacks 1 tensor")
     rewrite(copy, name, lambda tensors: tensors.update(more=torch.ones(2)))
-    refused(copy, checkpoint, r"has 1 unknown tensors \(more\)")
+    refused(copy, checkpoint, r"has 1 unknown tensor \(more\)")
     key = next(key for key in load_file(copy / name) if key != "more")
     rewrite(copy, name, lambda tensors: tensors.update({key: torch.ones(3, 5)}))
     refused(copy, checkpoint, r"is \[3, 5\], needed is")
