@@ -153,15 +153,13 @@ def cli(seen: dict[str, bool], debug: bool) -> None:
     endpoint = os.environ.get("HF_ENDPOINT", "")
     try:
         # The library that fetches models reads the variable while it is imported.
-        is_address = not endpoint or (urlsplit(endpoint).port or 1) > 0
+        _ = urlsplit(endpoint).port
     except ValueError:
-        is_address = False
-    if not is_address:
         raise UsageError(
             f"HF_ENDPOINT={endpoint} is no web address",
             "allowed are addresses such as https://hub.example.org",
             "set it right, or unset it",
-        )
+        ) from None
 
 
 def main(arguments: Sequence[str] | None = None) -> int:

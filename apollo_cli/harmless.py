@@ -47,7 +47,7 @@ def clean_markdown(text: str) -> str:
 
 
 def clean_markdown_line(text: str) -> str:
-    """Likewise, on one line."""
+    """Text that Markdown shows as it is, on one line."""
     return clean_markdown(" ".join(text.split()))
 
 

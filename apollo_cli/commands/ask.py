@@ -90,7 +90,7 @@ if TYPE_CHECKING:
     "--output",
     type=FILE,
     show_default="stdout",
-    help="Write there. With --videos, a .jsonl file is gone on with.",
+    help="Write to this file. With --videos, an existing .jsonl file is continued.",
 )
 @model_flags
 @sampling_flags
