@@ -22,9 +22,9 @@ import numpy as np
 
 import apollo_cli
 from apollo_cli.config import GenerationOptions
-from apollo_cli.finetune.nano.evaluate import held_out
-from apollo_cli.finetune.nano.questions import EXTRA_KINDS, KINDS, Question, ask, is_right
-from apollo_cli.finetune.nano.toybox import (
+from lab.evaluate import held_out
+from lab.questions import EXTRA_KINDS, KINDS, Question, ask, is_right
+from lab.toybox import (
     COLOURS,
     NEW_SHAPES,
     SHAPES,

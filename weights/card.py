@@ -1,6 +1,6 @@
 """The card of the embedded toy: which kinds of question it answers, as measured, and a warning.
 
-The card is written by ``python -m apollo_cli.finetune.nano.evaluate --card`` beside the weights.
+The card is written by ``python -m lab.evaluate --card`` beside the weights.
 """
 
 from __future__ import annotations

@@ -8,8 +8,8 @@ from pathlib import Path
 
 import numpy as np
 
-from apollo_cli.finetune.nano.questions import ask
-from apollo_cli.finetune.nano.toybox import sample_world, write_video
+from lab.questions import ask
+from lab.toybox import sample_world, write_video
 
 _KINDS = ("colour", "shape", "direction")
 _KEYS = {

@@ -1,5 +1,4 @@
-"""Writes what is generated: docs/cli.md, the frozen options, the maps in README and AGENTS.md, and
-the output of the README's examples.
+"""Writes what is generated: docs/cli.md, the frozen options, and the output of README's examples.
 
 python -m tests.house.reference           # says what is out of date
 python -m tests.house.reference --write   # brings it up to date
@@ -12,10 +11,7 @@ from collections.abc import Callable, Iterator
 import click
 
 from tests.house.examples import fill_examples
-from tests.house.repo import ROOT, python_files
-from tests.house.tree import build_readme, first_sentence
-
-MAP_HEADING = "## Every Python file\n"
+from tests.house.repo import ROOT
 
 
 def walk(command: click.Command, context: click.Context) -> Iterator[tuple[str, click.Context]]:
@@ -81,16 +77,7 @@ def options() -> str:
     return "\n".join(lines) + "\n"
 
 
-def file_map() -> str:
-    """AGENTS.md: its hand-written part, then a line for every Python file from its docstring."""
-    head = (ROOT / "AGENTS.md").read_text(encoding="utf-8").split(MAP_HEADING)[0]
-    lines = [f"- `{path.as_posix()}`: {first_sentence(path)}" for path in python_files()]
-    return f"{head}{MAP_HEADING}\n" + "\n".join(lines) + "\n"
-
-
 GENERATED: dict[str, Callable[[], str]] = {
-    "README.md": build_readme,
-    "AGENTS.md": file_map,
     "docs/cli.md": cli_pages,
     "tests/house/options.txt": options,
 }
@@ -99,10 +86,11 @@ GENERATED: dict[str, Callable[[], str]] = {
 def main() -> int:
     """Compares, or writes with --write; returns the exit code."""
     stale, writes = 0, "--write" in sys.argv[1:]
-    for name, build in GENERATED.items():
-        path, text = ROOT / name, build()
-        if name == "README.md" and writes:
-            text = fill_examples(text)
+    texts = {name: build() for name, build in GENERATED.items()}
+    if writes:
+        texts["README.md"] = fill_examples((ROOT / "README.md").read_text(encoding="utf-8"))
+    for name, text in texts.items():
+        path = ROOT / name
         if path.is_file() and path.read_text(encoding="utf-8") == text:
             continue
         if writes:

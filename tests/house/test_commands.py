@@ -20,7 +20,7 @@ from tests.house.repo import ROOT, project_files, read, syntax_tree
 DOCUMENTED = ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef
 SPAN = re.compile(r"(`{1,2})([^`]+)\1")
 OF_SHELL = re.compile(r"(?:bash|pytest|ruff \w+) ([\w.]+/[\w./]*)")
-OURS = ("apollo_cli", "tests", "benchmarks")
+OURS = ("apollo_cli", "lab", "tests", "benchmarks")
 OF_PYTHON = re.compile(r"python3? (?:-m )?(?P<program>[\w./]+)(?P<arguments>[^`|&;#>\n]*)")
 WILD = re.compile("-|[A-Z]+$")
 # Its changes speak of what was, too.
@@ -177,7 +177,7 @@ def test_every_program_that_is_written_is_there_and_has_its_options(
 def test_apollo_nano_is_measured_as_its_card_says(
     monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ):
-    program = "apollo_cli.finetune.nano.evaluate"
+    program = "lab.evaluate"
     few = ("--videos", "1", "--per-kind", "1")
     assert run_program(program, *few, monkeypatch=monkeypatch) is None
     assert capsys.readouterr().out.startswith("| kind | questions |")

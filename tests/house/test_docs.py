@@ -8,7 +8,6 @@ import pytest
 from tests.house.examples import commands, run_example
 from tests.house.reference import GENERATED
 from tests.house.repo import ROOT, project_files, read
-from tests.house.tree import shown_paths, written_lines
 
 # A place on somebody's machine, or a package index that others reach by another name.
 LOCAL = re.compile(
@@ -38,14 +37,6 @@ def test_the_readme_has_exactly_two_set_up_commands():
     assert [command.count("\n") for command in commands] == [1, 1]
     assert "pip install . && apollo ask examples/toybox.mp4" in commands[0]
     assert commands[1].rstrip().endswith('pip install -e ".[dev]" && pytest')
-
-
-def test_the_file_tree_of_the_readme_equals_the_disk():
-    assert list(written_lines()) == shown_paths()
-
-
-def test_every_line_of_the_file_tree_has_a_description():
-    assert [str(path) for path, words in written_lines().items() if not words] == []
 
 
 @pytest.mark.slow
@@ -108,3 +99,7 @@ def test_the_licence_is_apache_2():
     assert "Apache License" in text
     assert "Version 2.0, January 2004" in text
     assert 'license = "Apache-2.0"' in read("pyproject.toml")
+
+
+def test_the_page_for_agents_fits_on_a_screen():
+    assert len(read("AGENTS.md").splitlines()) <= 60

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import load
-from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.handlers import State
 from apollo_cli.ui.settings import Settings
 from apollo_cli.ui.visit import Visit
+from lab.toybox import sample_world, write_video
 from tests.waiting import until
 
 SHORT = GenerationOptions(max_new_tokens=8)

@@ -10,8 +10,8 @@ from PIL import Image
 from playwright.sync_api import Browser, Page, expect, sync_playwright
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.ui.visit import Task
+from lab.toybox import sample_world, write_video
 from tests.ui.serving import chatting
 from tests.ui.test_page import ARGUMENTS, CHROMIUM, ask, open_file, visit
 

@@ -14,9 +14,9 @@ import pytest
 from playwright.sync_api import Browser, BrowserContext, Page, expect, sync_playwright
 
 from apollo_cli.config import GenerationOptions
-from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.ui.server import Site
 from apollo_cli.ui.visit import Task
+from lab.toybox import sample_world, write_video
 from tests.ui.made import draw_videos
 from tests.ui.serving import chatting
 from tests.waiting import PATIENCE_SECONDS, until

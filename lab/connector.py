@@ -14,10 +14,10 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano.data import QUERIES, TARGETS, Videos, clip_targets
-from apollo_cli.finetune.nano.network import TEXT_WIDTH, WORD_RMS
-from apollo_cli.finetune.nano.optim import Optimiser
 from apollo_cli.model.apollo import ApolloModel
+from lab.data import QUERIES, TARGETS, Videos, clip_targets
+from lab.network import TEXT_WIDTH, WORD_RMS
+from lab.optim import Optimiser
 
 ABSENT_WEIGHT = 0.2
 READOUT_WIDTH = 64

@@ -12,13 +12,13 @@ from typing import Any
 
 import torch
 
-from apollo_cli.finetune.nano.clips import MOTIONS
-from apollo_cli.finetune.nano.connector import Readout
-from apollo_cli.finetune.nano.data import QUERIES, TARGETS
-from apollo_cli.finetune.nano.network import WORD_RMS
-from apollo_cli.finetune.nano.phrases import NAMES
-from apollo_cli.finetune.nano.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS
 from apollo_cli.model.tokenizer import TextTokenizer
+from lab.clips import MOTIONS
+from lab.connector import Readout
+from lab.data import QUERIES, TARGETS
+from lab.network import WORD_RMS
+from lab.phrases import NAMES
+from lab.toybox import COLOURS, DIRECTIONS, SHAPES, SPEEDS
 
 # Tokens from the seconds of a label to its visual tokens, and from a clip to the one before.
 _LABEL_DISTANCE, _CLIP_DISTANCE = 8, 16

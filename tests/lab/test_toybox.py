@@ -8,9 +8,9 @@ import av
 import numpy as np
 import pytest
 
-from apollo_cli.finetune.nano.clips import CLASSES, MOTIONS, label_patches
-from apollo_cli.finetune.nano.phrases import KIND_PATTERNS
-from apollo_cli.finetune.nano.questions import (
+from lab.clips import CLASSES, MOTIONS, label_patches
+from lab.phrases import KIND_PATTERNS
+from lab.questions import (
     EXTRA_KINDS,
     KINDS,
     Question,
@@ -18,7 +18,7 @@ from apollo_cli.finetune.nano.questions import (
     is_right,
     list_things,
 )
-from apollo_cli.finetune.nano.toybox import (
+from lab.toybox import (
     COLOURS,
     NEW_SHAPES,
     SHAPES,

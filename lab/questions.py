@@ -8,8 +8,8 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apollo_cli.finetune.nano.phrases import NAMES, PHRASES
-from apollo_cli.finetune.nano.toybox import (
+from lab.phrases import NAMES, PHRASES
+from lab.toybox import (
     COLOURS,
     DIRECTIONS,
     SHAPES,

@@ -1,6 +1,6 @@
 """The gate table of apollo-nano, on held-out mp4 files through the whole path of a user.
 
-    python -m apollo_cli.finetune.nano.evaluate [CHECKPOINT] [--blind CHECKPOINT] [--card]
+    python -m lab.evaluate [CHECKPOINT] [--blind CHECKPOINT] [--card]
 
 Worlds that were never trained on are written as H.264 files, read back, sampled, encoded and asked
 about; every answer is greedy text. A kind is supported when it passes its gate, and beats the
@@ -24,11 +24,11 @@ import torch
 from apollo_cli.config import GenerationOptions
 from apollo_cli.engine import Apollo, load
 from apollo_cli.errors import ApolloError
-from apollo_cli.finetune.nano.phrases import KIND_PATTERNS
-from apollo_cli.finetune.nano.questions import EXTRA_KINDS, KINDS, Question, ask, is_right
-from apollo_cli.finetune.nano.toybox import sample_world, write_video
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.weights.registry import resolve
+from lab.phrases import KIND_PATTERNS
+from lab.questions import EXTRA_KINDS, KINDS, Question, ask, is_right
+from lab.toybox import sample_world, write_video
 
 HELD_OUT_SEED = 9_500_000
 GATES = {

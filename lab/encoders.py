@@ -14,11 +14,11 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano.clips import CLASSES, MOTIONS, ClipBatch, stream_clips
-from apollo_cli.finetune.nano.network import FRAMES, IMAGE_NAME, PIXELS, VIDEO_NAME, VISION_WIDTH
-from apollo_cli.finetune.nano.optim import Optimiser
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.encoders import normalise
+from lab.clips import CLASSES, MOTIONS, ClipBatch, stream_clips
+from lab.network import FRAMES, IMAGE_NAME, PIXELS, VIDEO_NAME, VISION_WIDTH
+from lab.optim import Optimiser
 
 BACKGROUND_WEIGHT = 0.08
 IMAGE_FRAMES = 2

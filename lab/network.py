@@ -13,7 +13,6 @@ import torch
 from safetensors.torch import save_file
 from torch import nn
 
-from apollo_cli.finetune.nano.tokenizer import build_tokenizer, end_token_id
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,
@@ -23,6 +22,7 @@ from apollo_cli.model.config import (
 )
 from apollo_cli.model.internvideo2 import InternVideo2
 from apollo_cli.video.transforms import PixelSpec
+from lab.tokenizer import build_tokenizer, end_token_id
 
 VIDEO_NAME, IMAGE_NAME = "internvideo2-nano", "siglip-nano"
 IMAGE_SIZE, PATCH, FRAMES, CLIP_SECONDS = 64, 8, 4, 2

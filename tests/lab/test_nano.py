@@ -8,23 +8,23 @@ import numpy as np
 import pytest
 import torch
 
-from apollo_cli.finetune.nano.connector import train_connector
-from apollo_cli.finetune.nano.data import Videos, ask_many, clip_times, pack_questions
-from apollo_cli.finetune.nano.language import (
-    LanguageStage,
-    answer_logits,
-    train_language,
-)
-from apollo_cli.finetune.nano.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from apollo_cli.finetune.nano.optim import Optimiser
-from apollo_cli.finetune.nano.start import align_words, seed_distance, word_directions
-from apollo_cli.finetune.nano.tokenizer import build_tokenizer
-from apollo_cli.finetune.nano.toybox import sample_world
-from apollo_cli.finetune.nano.train import load_weights, save_weights
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer
 from apollo_cli.weights.load import load_model
+from lab.connector import train_connector
+from lab.data import Videos, ask_many, clip_times, pack_questions
+from lab.language import (
+    LanguageStage,
+    answer_logits,
+    train_language,
+)
+from lab.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
+from lab.optim import Optimiser
+from lab.start import align_words, seed_distance, word_directions
+from lab.tokenizer import build_tokenizer
+from lab.toybox import sample_world
+from lab.train import load_weights, save_weights
 
 WEIGHTS = {"colour": 0.5, "shape": 0.5}
 

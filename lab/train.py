@@ -1,6 +1,6 @@
 """Train apollo-nano from a fixed seed.
 
-    python -m apollo_cli.finetune.nano.train --work DIR --out DIR
+    python -m lab.train --work DIR --out DIR
 
 Every stage leaves its result in the work folder; run again after a stop, it goes on from there.
 """
@@ -17,18 +17,18 @@ import numpy as np
 import torch
 from safetensors.torch import load_file, save_file
 
-from apollo_cli.finetune.nano.connector import train_connector
-from apollo_cli.finetune.nano.data import Videos, clip_times, encode_worlds
-from apollo_cli.finetune.nano.encoders import train_encoders
-from apollo_cli.finetune.nano.language import LanguageStage, train_language
-from apollo_cli.finetune.nano.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from apollo_cli.finetune.nano.optim import Optimiser
-from apollo_cli.finetune.nano.start import align_words, seed_language_model
-from apollo_cli.finetune.nano.tokenizer import build_tokenizer
-from apollo_cli.finetune.nano.toybox import sample_world
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer
+from lab.connector import train_connector
+from lab.data import Videos, clip_times, encode_worlds
+from lab.encoders import train_encoders
+from lab.language import LanguageStage, train_language
+from lab.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
+from lab.optim import Optimiser
+from lab.start import align_words, seed_language_model
+from lab.tokenizer import build_tokenizer
+from lab.toybox import sample_world
 
 SEED, KEEP_EVERY = 0, 100
 ENCODER_STEPS, ENCODER_BATCH = 1800, 32

@@ -20,9 +20,9 @@ from tokenizers import (
     trainers,
 )
 
-from apollo_cli.finetune.nano.questions import EXTRA_KINDS, KINDS, Question, ask
-from apollo_cli.finetune.nano.toybox import sample_world
 from apollo_cli.model.prompt import TEMPLATES, number_words
+from lab.questions import EXTRA_KINDS, KINDS, Question, ask
+from lab.toybox import sample_world
 
 END_TOKEN = "<|endoftext|>"
 SPECIAL_TOKENS = (END_TOKEN, "<|im_start|>", "<|im_end|>")

@@ -13,7 +13,8 @@ from multiprocessing import get_context
 
 import numpy as np
 
-from apollo_cli.finetune.nano.toybox import (
+from apollo_cli.video.transforms import PixelSpec, resize_square
+from lab.toybox import (
     COLOURS,
     DIRECTIONS,
     SHAPES,
@@ -23,7 +24,6 @@ from apollo_cli.finetune.nano.toybox import (
     draw_owners,
     sample_world,
 )
-from apollo_cli.video.transforms import PixelSpec, resize_square
 
 GRID = 8
 MOTIONS = ("nothing", "still", *(f"{d} {s}" for d in DIRECTIONS for s in SPEEDS))

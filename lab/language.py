@@ -14,17 +14,17 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from apollo_cli.finetune.nano.data import (
+from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.prompt import PromptBuilder
+from lab.data import (
     QuestionBatch,
     Videos,
     embed_batch,
     lay_out,
     plan_batches,
 )
-from apollo_cli.finetune.nano.network import TEXT_WIDTH, TOKENS_PER_CLIP
-from apollo_cli.finetune.nano.optim import Optimiser
-from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.model.prompt import PromptBuilder
+from lab.network import TEXT_WIDTH, TOKENS_PER_CLIP
+from lab.optim import Optimiser
 
 
 @dataclass(frozen=True)

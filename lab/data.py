@@ -15,13 +15,13 @@ import numpy as np
 import torch
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.nano.clips import MOTIONS, render_clip
-from apollo_cli.finetune.nano.network import CLIP_SECONDS, FRAMES, PIXELS
-from apollo_cli.finetune.nano.questions import Question, ask
-from apollo_cli.finetune.nano.toybox import COLOURS, SHAPES, World, sample_world
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, VisualPart
 from apollo_cli.video.sampler import FrameGrid, plan_clips
+from lab.clips import MOTIONS, render_clip
+from lab.network import CLIP_SECONDS, FRAMES, PIXELS
+from lab.questions import Question, ask
+from lab.toybox import COLOURS, SHAPES, World, sample_world
 
 # What the throw-away readout is asked about each clip, in this order.
 QUERIES = (*SHAPES, *COLOURS, "digit")
