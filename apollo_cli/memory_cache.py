@@ -16,7 +16,7 @@ from pathlib import Path
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
 from apollo_cli.memory_record import SUFFIX, MemoryRecord, read_record
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.weights.adapter import Adapter, visual_identity
 from apollo_cli.weights.checkpoint import Checkpoint

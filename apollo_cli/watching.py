@@ -23,9 +23,9 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.planning import Planner
 from apollo_cli.spoken import Spoken
+from apollo_cli.video.container import is_from_stdin
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.opening import is_from_stdin
 from apollo_cli.video.reader import ClipBatch, ReadReport, find_pictures
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory

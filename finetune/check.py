@@ -34,7 +34,7 @@ from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
 from apollo_cli.finetune.words import count, tidy, write_obstacle
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.adapter import check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint

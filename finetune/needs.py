@@ -28,7 +28,7 @@ from apollo_cli.finetune.words import count
 from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint
 from apollo_cli.words import apart

@@ -28,10 +28,9 @@ from PIL import Image
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video import progress
+from apollo_cli.video.container import DEFAULT_LIMITS, open_container, sniff
 from apollo_cli.video.images import read_image_facts
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import DEFAULT_LIMITS
-from apollo_cli.video.opening import open_container, sniff
 from apollo_cli.video.probe import pick_stream, probe
 from apollo_cli.video.reader import read_frames
 

@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from apollo_cli.errors import ApolloError, UsageError
-from apollo_cli.video.opening import MEDIA_SUFFIXES, shown
+from apollo_cli.video.container import MEDIA_SUFFIXES, shown
 
 _LOG = logging.getLogger("apollo_cli.ui")
 

@@ -26,7 +26,7 @@ from starlette.responses import PlainTextResponse
 
 from apollo_cli.ui.event_data import names_only_uploads
 from apollo_cli.ui.files import AllowedFolders
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 
 Message = MutableMapping[str, Any]
 Receive = Callable[[], Awaitable[Message]]

@@ -19,7 +19,7 @@ from apollo_cli.errors import UsageError
 from apollo_cli.ui.files import AllowedFolders, UiForbidden
 from apollo_cli.ui.options import MediaState
 from apollo_cli.ui.previews import Previews, is_being_written
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 
 _LOG = logging.getLogger("apollo_cli.ui")
 # A file may change under the same name, so a browser asks before it uses what it keeps.

@@ -18,8 +18,8 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apollo_cli.memory_cache import identify
+from apollo_cli.video.container import shown
 from apollo_cli.video.guard import child_environment
-from apollo_cli.video.opening import shown
 from apollo_cli.weights.files import apollo_home
 
 _LOG = logging.getLogger("apollo_cli.ui")

@@ -24,8 +24,8 @@ from apollo_cli.ui.files import UPLOADS, AllowedFolders
 from apollo_cli.ui.gate import App, Gate, Rules, is_loopback
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults, UiOptions
+from apollo_cli.video.container import Limits
 from apollo_cli.video.guard import GuardedReader
-from apollo_cli.video.limits import Limits
 
 if TYPE_CHECKING:
     from starlette.routing import Route

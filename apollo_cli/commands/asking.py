@@ -76,7 +76,7 @@ def _save_stdin() -> str:
     """
     if sys.stdin is None or sys.stdin.isatty():
         raise UsageError("- stands for a video on stdin", next_step="pipe one, or name a file")
-    from apollo_cli.video.opening import STDIN_FOLDER
+    from apollo_cli.video.container import STDIN_FOLDER
 
     kept = contextlib.ExitStack()
     atexit.register(kept.close)
@@ -111,8 +111,8 @@ def protect_inputs(output: Path | None, files: Iterable[str | None]) -> None:
 
 def start_reader(reading: ReadingOptions) -> GuardedReader:
     """A reader in a child process, within the limits that the flags give."""
+    from apollo_cli.video.container import Limits
     from apollo_cli.video.guard import GuardedReader
-    from apollo_cli.video.limits import Limits
 
     limits = Limits(reading.max_pixels, reading.max_hours * 3600, reading.max_pictures)
     return GuardedReader(limits=limits)

@@ -74,8 +74,8 @@ def _leave_out(files: list[Path], remark: Remark) -> list[Path]:
     """The files without those that are neither called like a video or image nor are one."""
     from apollo_cli.commands.check import describe_left_out
     from apollo_cli.memory_record import SUFFIX
+    from apollo_cli.video.container import MEDIA_SUFFIXES
     from apollo_cli.video.guard import GuardedReader
-    from apollo_cli.video.opening import MEDIA_SUFFIXES
 
     others: list[Path] = []
     with GuardedReader() as reader:

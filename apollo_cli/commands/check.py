@@ -94,7 +94,7 @@ def find_files(places: Iterable[str], recursive: bool) -> Iterator[tuple[str, bo
 
     Hidden ones are left out.
     """
-    from apollo_cli.video.opening import local_path
+    from apollo_cli.video.container import local_path
 
     for place in places:
         if not place:
@@ -144,7 +144,7 @@ def check_files(files: dict[str, bool], full: bool) -> Iterator[Finding]:
 
 def check_file(reader: GuardedReader, name: str, full: bool, *, is_named: bool = True) -> Finding:
     """Probe a file and decode some or all of its pictures, in a child that may be ended."""
-    from apollo_cli.video.opening import MEDIA_SUFFIXES, shown
+    from apollo_cli.video.container import MEDIA_SUFFIXES, shown
 
     try:
         info = reader.probe(name)
@@ -190,7 +190,7 @@ def _write_json(found: Iterator[Finding]) -> None:
 
 
 def _write_rows(found: Iterator[Finding]) -> None:
-    from apollo_cli.video.opening import shown
+    from apollo_cli.video.container import shown
 
     click.echo("\t".join(["VERDICT", "FILE", "WHAT IT IS", "WHAT IS ODD"]))
     for one in found:
@@ -200,7 +200,7 @@ def _write_rows(found: Iterator[Finding]) -> None:
 
 def _write_lines(found: Iterator[Finding]) -> None:
     """For a terminal of any width: the verdict in a column of its own, the rest beside it."""
-    from apollo_cli.video.opening import shown
+    from apollo_cli.video.container import shown
 
     width, indent = shutil.get_terminal_size().columns, " " * 8
     for finding in found:
@@ -216,7 +216,7 @@ def describe_left_out(paths: list[str]) -> str:
 
 def _name(paths: list[str]) -> str:
     """The first few of many files, by name."""
-    from apollo_cli.video.opening import shown
+    from apollo_cli.video.container import shown
 
     first = ", ".join(shown(path) for path in sorted(paths)[:_NAMES_SHOWN])
     more = len(paths) - _NAMES_SHOWN

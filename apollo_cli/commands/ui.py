@@ -103,7 +103,7 @@ def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
         MediaError: a file is not there.
     """
     from apollo_cli.ui.options import MOST_FILES, UiOptions
-    from apollo_cli.video.opening import resolve_file
+    from apollo_cli.video.container import resolve_file
 
     reading = read_reading(flags)
     if flags["fit"] and not files:

@@ -16,11 +16,10 @@ import numpy as np
 
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video import progress
+from apollo_cli.video.container import Limits, check_unchanged, shown, unchanged
 from apollo_cli.video.findings import FORMAT_CHANGES
 from apollo_cli.video.images import walk_image
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import check_unchanged, shown, unchanged
 from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.walk import Walk
 

@@ -17,7 +17,7 @@ from av.packet import PacketSideData
 from av.stream import Discard
 
 from apollo_cli.video import progress
-from apollo_cli.video.opening import open_container
+from apollo_cli.video.container import open_container
 
 _UNNUMBERED = -1
 

@@ -10,10 +10,9 @@ from pathlib import Path
 import numpy as np
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video.container import Limits, resolve_file, shown, sniff
 from apollo_cli.video.images import ImageFacts, read_image_facts
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import resolve_file, shown, sniff
 
 _IMAGE_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
 _LEFT_OUT = (".heic", ".heif", ".gif", ".jxl", ".jp2", ".dng")

@@ -24,9 +24,8 @@ import numpy as np
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import DeviceError, MediaError, UsageError
 from apollo_cli.video.channel import Slot, create_file, decode, encode
+from apollo_cli.video.container import DEFAULT_LIMITS, Limits, resolve_file, shown
 from apollo_cli.video.info import VideoInfo, unpack_info
-from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
-from apollo_cli.video.opening import resolve_file, shown
 from apollo_cli.video.patience import Patience
 from apollo_cli.video.reader import DEFAULT_READING, ClipBatch, Frame, ReadReport
 from apollo_cli.video.transforms import PixelSpec

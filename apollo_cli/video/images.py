@@ -19,8 +19,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video import progress
-from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import Limits, shown
 from apollo_cli.video.picture import over_black
 
 # What Pillow raises on broken files, depending on where the parsing stops.

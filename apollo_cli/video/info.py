@@ -34,7 +34,7 @@ class VideoInfo:
         stream_index: number of the stream among all streams of the file.
         warnings: one short sentence each, empty for a sound file.
         timeline: how the reader finds the pictures; None for images.
-        identity: of the file that was looked at, see ``opening.identify``; empty for a folder.
+        identity: of the file that was looked at, see ``container.identify``; empty for a folder.
         files: one image a picture, for a folder of images; else empty.
     """
 

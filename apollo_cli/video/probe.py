@@ -13,13 +13,9 @@ import numpy as np
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.clock import read_clock
-from apollo_cli.video.feed import is_cover, picture_streams
-from apollo_cli.video.findings import describe_faults
-from apollo_cli.video.folder import probe_folder
-from apollo_cli.video.images import read_image_facts
-from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import DEFAULT_LIMITS, Limits
-from apollo_cli.video.opening import (
+from apollo_cli.video.container import (
+    DEFAULT_LIMITS,
+    Limits,
     check_index,
     identify,
     open_container,
@@ -28,6 +24,11 @@ from apollo_cli.video.opening import (
     sniff,
     unchanged,
 )
+from apollo_cli.video.feed import is_cover, picture_streams
+from apollo_cli.video.findings import describe_faults
+from apollo_cli.video.folder import probe_folder
+from apollo_cli.video.images import read_image_facts
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.packets import PacketScan, scan_packets
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import build_timeline, order_times, typical_step

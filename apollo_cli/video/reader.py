@@ -10,8 +10,8 @@ import numpy as np
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.backends import read_pictures
+from apollo_cli.video.container import shown, unchanged
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.opening import shown, unchanged
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
 from apollo_cli.words import count

@@ -17,8 +17,8 @@ from av.subtitles.stream import SubtitleStream
 from av.subtitles.subtitle import AssSubtitle
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video.container import open_container, resolve_file, shown
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.opening import open_container, resolve_file, shown
 
 FORMATS = {".srt": "srt", ".vtt": "webvtt", ".ass": "ass", ".ssa": "ass"}
 

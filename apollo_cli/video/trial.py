@@ -10,8 +10,8 @@ import av
 import numpy as np
 
 from apollo_cli.errors import MediaError
+from apollo_cli.video.container import shown
 from apollo_cli.video.feed import Feed
-from apollo_cli.video.opening import shown
 from apollo_cli.video.packets import NO_TIME, PacketScan
 from apollo_cli.video.picture import Turn, read_turn, turn_angle
 from apollo_cli.video.timeline import leading_packets

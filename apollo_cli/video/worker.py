@@ -22,9 +22,8 @@ from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.video import progress
 from apollo_cli.video.channel import Slot, decode, encode
+from apollo_cli.video.container import Limits, identify, unchanged
 from apollo_cli.video.info import VideoInfo, pack_info
-from apollo_cli.video.limits import Limits
-from apollo_cli.video.opening import identify, unchanged
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, check_pictures, read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec

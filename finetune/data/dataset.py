@@ -16,7 +16,7 @@ from apollo_cli.finetune.data.readers import load_samples
 from apollo_cli.finetune.data.sample import Kind, Sample
 from apollo_cli.finetune.stages import STAGES
 from apollo_cli.finetune.words import count
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import DataSource, Recipe

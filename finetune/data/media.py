@@ -10,7 +10,7 @@ from typing import Any, Literal
 
 from apollo_cli.finetune.data.faults import Fault, Refused
 from apollo_cli.finetune.words import kind_of
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
 _LONGEST_SHOWN = 200

@@ -21,7 +21,7 @@ from apollo_cli.finetune.data.keys import stray_keys
 from apollo_cli.finetune.data.media import MediaFolder, shorten
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.finetune.words import describe_place
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import DataSource

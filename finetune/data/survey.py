@@ -25,9 +25,9 @@ from apollo_cli.finetune.training.examples import (
 )
 from apollo_cli.finetune.words import count
 from apollo_cli.planning import Planner
+from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.opening import shown
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.watching import Progress, no_progress
 

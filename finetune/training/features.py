@@ -32,8 +32,8 @@ from apollo_cli.memory_cache import identify, place_for
 from apollo_cli.memory_file import load_memory
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.spoken import Spoken
+from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
-from apollo_cli.video.opening import shown
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import Progress, Watcher, no_progress
 

@@ -33,7 +33,7 @@ from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.planning import Planner, load_planner
-from apollo_cli.video.opening import shown
+from apollo_cli.video.container import shown
 from apollo_cli.watching import Progress
 from apollo_cli.weights.adapter import base_identity, resolve_chain
 from apollo_cli.weights.checkpoint import read_checkpoint

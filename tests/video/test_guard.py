@@ -15,9 +15,9 @@ import pytest
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
+from apollo_cli.video.container import Limits
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.limits import Limits
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec

@@ -13,8 +13,8 @@ from PIL import Image
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
+from apollo_cli.video.container import Limits
 from apollo_cli.video.guard import GuardedReader
-from apollo_cli.video.limits import Limits
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import ReadReport, check_pictures, read_frames
 from tests.cases import FOLDER
