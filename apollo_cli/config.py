@@ -13,7 +13,7 @@ ENCODE_BATCH = {"cpu": 4, "mps": 8, "cuda": 16}
 PREFILL_CHUNK, SMALLEST_CHUNK = 2048, 256
 
 SamplingMode = Literal["fps", "uniform"]
-Decoder = Literal["pyav", "decord", "torchcodec"]
+Decoder = Literal["pyav", "decord"]
 SubtitleStyle = Literal["listed", "interleaved"]
 ShortPolicy = Literal["repeat", "stretch", "error"]
 

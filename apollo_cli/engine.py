@@ -237,8 +237,7 @@ class Apollo:
         if isinstance(path, VideoInfo):
             return path
         if Path(path).suffix != SUFFIX:
-            reader = self.watcher.reader
-            return reader.probe(path, stream=reading.stream, image_fps=reading.image_fps)
+            return self.watcher.reader.probe(path, reading)
         if sampling.mode != "fps" or sampling.fps is not None or reading.fast:
             raise UsageError(
                 f"{path} is a memory: its pictures were chosen when it was made",

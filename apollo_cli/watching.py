@@ -26,7 +26,7 @@ from apollo_cli.spoken import Spoken
 from apollo_cli.video.container import is_from_stdin
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.reader import ClipBatch, ReadReport, find_pictures
+from apollo_cli.video.reader import Frames, describe_damage
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.words import count
@@ -48,12 +48,11 @@ def read_planned(
     reading: ReadingOptions,
     *,
     batch_clips: int,
-    report: ReadReport | None = None,
-) -> Iterator[ClipBatch]:
+) -> Iterator[Frames]:
     """Read planned clips as the encoders of a model take them, ``batch_clips`` at a time.
 
     Args:
-        times: (clips, frames), of the plan. report: gets what was damaged.
+        times: (clips, frames), of the plan.
 
     Raises:
         MediaError: the file cannot be read.
@@ -64,7 +63,6 @@ def read_planned(
         [encoder.pixels for encoder in config.encoders],
         reading,
         batch_clips=batch_clips,
-        report=report,
     )
 
 
@@ -271,7 +269,7 @@ class Watcher:
         reading: ReadingOptions,
         on_progress: Progress,
     ) -> VideoMemory:
-        tokens, times, notes, report = [], [], list[str](), ReadReport()
+        tokens, times, notes = [], [], list[str]()
         skipped, damaged = 0, list[float]()
         if keeper.writer and reading.strict and keeper.writer.damaged_seconds:
             keeper.writer.start_over()
@@ -294,23 +292,21 @@ class Watcher:
             plan.times[skipped:],
             reading,
             batch_clips=self.encode_batch,
-            report=report,
         )
         for batch in batches if skipped < len(plan) else ():
-            done = skipped + batch.first_clip + len(batch.times)
+            done = skipped + batch.position + len(batch.seconds)
             decoded = time.perf_counter()
             on_progress("decode", done, len(plan))
             encoded = self._encode(batch.pixels, notes)
-            keeper.add(encoded, batch.times, [*damaged, *report.damaged_seconds])
+            damaged = [*damaged, *batch.damaged]
+            keeper.add(encoded, batch.seconds, damaged)
             tokens.append(encoded)
-            times.append(batch.times)
+            times.append(batch.seconds)
             decode_seconds += decoded - mark
             mark = time.perf_counter()
             encode_seconds += mark - decoded
             on_progress("encode", done, len(plan))
-        report.damaged_seconds[:0] = damaged
-        if skipped:
-            report.pictures = len(np.unique(find_pictures(info, plan.times, reading.fast)))
+        told = describe_damage(info, damaged, plan.times, reading)
         return VideoMemory(
             path=info.path,
             kind=info.kind,
@@ -319,7 +315,7 @@ class Watcher:
             tokens=torch.cat(tokens),
             times=np.concatenate(times),
             clip_seconds=self.planner.clip_seconds(plan),
-            notes=(*info.warnings, *notes, *filter(None, [report.describe()]), *fast),
+            notes=(*info.warnings, *notes, *filter(None, [told]), *fast),
             decode_seconds=decode_seconds,
             encode_seconds=encode_seconds,
         )

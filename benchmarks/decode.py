@@ -14,6 +14,7 @@ from __future__ import annotations
 
 import argparse
 import importlib
+import importlib.util
 import itertools
 import json
 import resource
@@ -31,7 +32,6 @@ from PIL import Image
 
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
-from apollo_cli.video.backends import installed_decoders
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import read_clips
@@ -112,7 +112,7 @@ def wrong_pictures(siglip: np.ndarray, times: np.ndarray) -> int:
 def ours(path: Path, times: np.ndarray) -> int:
     """Read in this process; returns how many pictures are wrong, as all parts do."""
     return sum(
-        wrong_pictures(batch.pixels["siglip"], batch.times)
+        wrong_pictures(batch.pixels["siglip"], batch.seconds)
         for batch in read_clips(probe(path), times, SPECS)
     )
 
@@ -121,7 +121,7 @@ def guarded(path: Path, times: np.ndarray) -> int:
     """Read in the guarded child."""
     with GuardedReader() as reader:
         return sum(
-            wrong_pictures(batch.pixels["siglip"], batch.times)
+            wrong_pictures(batch.pixels["siglip"], batch.seconds)
             for batch in reader.read_clips(reader.probe(path), times, SPECS)
         )
 
@@ -138,7 +138,7 @@ def decoding_only(path: Path, times: np.ndarray) -> int:
 def practice(path: Path, times: np.ndarray) -> int:
     """What users do today, all pictures of the clips in memory at once."""
     indices = np.rint(times * FPS).astype(int)
-    if installed_decoders()["decord"]:
+    if importlib.util.find_spec("decord"):
         decord = importlib.import_module("decord")
         reader = decord.VideoReader(str(path), num_threads=1)
         pictures = [reader.get_batch(clip.tolist()).asnumpy() for clip in indices]

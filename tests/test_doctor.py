@@ -22,7 +22,7 @@ def test_the_report_names_versions_devices_choice_decoders_disk_and_models(capsy
     assert report["packages"]["torch"]
     assert report["devices"][-1]["device"] == "cpu"
     assert len(report["choice"]["reasons"]) == 3
-    assert set(report["decoders"]) == {"PyAV", "decord", "torchcodec"}
+    assert set(report["decoders"]) == {"PyAV", "decord"}
     assert report["disk"]["cache_free_bytes"] > 0
     assert report["models"]["apollo-nano"] == "embedded"
     assert report["problems"] == []

@@ -28,8 +28,8 @@ from PIL import Image
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video import progress
-from apollo_cli.video.container import DEFAULT_LIMITS, open_container, sniff
-from apollo_cli.video.images import read_image_facts
+from apollo_cli.video.container import DEFAULT_READING, open_container, sniff
+from apollo_cli.video.images import probe_image
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.probe import pick_stream, probe
 from apollo_cli.video.reader import read_frames
@@ -69,8 +69,8 @@ def look(path: Path) -> dict[str, Any]:
         MediaError: it is no video and no image.
     """
     if sniff(path) == "image":
-        facts = read_image_facts(path, DEFAULT_LIMITS)
-        if facts.frames > 1:
+        facts = probe_image(path, DEFAULT_READING)
+        if facts.frame_count > 1:
             return _seen("video", "video/mp4", "an animation has no player")
         plays = facts.codec in _IMAGE_TYPES
         why = "" if plays else f"browsers do not show {facts.codec} images"
@@ -216,7 +216,7 @@ def _pictures(info: VideoInfo, width: int, height: int) -> Iterator[tuple[float,
     stamp = -1
     for frame in read_frames(info, times):
         rgb = frame.rgb
-        stamp = max(stamp + 1, round(frame.wanted_seconds * 1000)) if stamp >= 0 else 0
+        stamp = max(stamp + 1, round(times[frame.position] * 1000)) if stamp >= 0 else 0
         yield stamp / 1000, _picture(rgb, stamp, (width, height))
     # The last picture stays to the end, which an mp4 only says by one more.
     end = round((info.duration_seconds - step) * 1000)

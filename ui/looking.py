@@ -20,7 +20,7 @@ def look(opener: GuardedReader, paths: Sequence[Path], reading: ReadingOptions) 
     found = []
     for path in paths:
         facts = facts_of(path)
-        info = opener.probe(path, stream=reading.stream, image_fps=reading.image_fps)
+        info = opener.probe(path, reading)
         found.append(Looked(info, facts))
     return found
 

@@ -24,7 +24,6 @@ from apollo_cli.ui.files import UPLOADS, AllowedFolders
 from apollo_cli.ui.gate import App, Gate, Rules, is_loopback
 from apollo_cli.ui.media import MediaLinks
 from apollo_cli.ui.options import UiDefaults, UiOptions
-from apollo_cli.video.container import Limits
 from apollo_cli.video.guard import GuardedReader
 
 if TYPE_CHECKING:
@@ -73,7 +72,7 @@ def open_site(options: UiOptions) -> Iterator[Site]:
         ending = threading.Event()
         desk = Desk(
             lambda report: _load(options, report, ending),
-            opener=_new_reader(options),
+            opener=GuardedReader(),
             keep_videos=options.keep_videos,
             check_file=files.check_still,
         )
@@ -227,12 +226,6 @@ def check_open(host: str, auth: tuple[str, str] | None, no_auth: bool) -> None:
         )
 
 
-def _new_reader(options: UiOptions) -> GuardedReader:
-    reading = options.reading
-    limits = Limits(reading.max_pixels, reading.max_hours * 3600, reading.max_pictures)
-    return GuardedReader(limits=limits)
-
-
 def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apollo:
     from apollo_cli.engine import load
     from apollo_cli.ui.visit import Stopped
@@ -243,7 +236,7 @@ def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apol
             raise Stopped
         report(stage, done, total)
 
-    reader = _new_reader(options)
+    reader = GuardedReader()
     settings = _fit(options, reader) if options.fit else None
     return load(**options.model, settings=settings, reader=reader, on_progress=tell)
 
@@ -252,10 +245,7 @@ def _fit(options: UiOptions, reader: GuardedReader) -> Any:
     from apollo_cli.fitting import Wish, fit_wish
 
     reading = options.reading
-    infos = [
-        reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
-        for file in options.files
-    ]
+    infos = [reader.probe(file, reading) for file in options.files]
     chosen = {
         name: options.model[name] for name in ("model", "device", "dtype", "quant", "adapter")
     }

@@ -18,7 +18,6 @@ from apollo_cli.commands.asking import (
     introduce,
     open_sources,
     protect_inputs,
-    start_reader,
     watch,
 )
 from apollo_cli.commands.batch import (
@@ -139,8 +138,10 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
 def _ask_once(
     files: list[str], request: Request, form: str, remark: Remark, flags: dict[str, Any]
 ) -> None:
+    from apollo_cli.video.guard import GuardedReader
+
     output: Path | None = flags["output"]
-    with progress(flags["quiet"], at_once=True) as report, start_reader(request.reading) as reader:
+    with progress(flags["quiet"], at_once=True) as report, GuardedReader() as reader:
         opened = open_sources(files, request.reading, reader)
         fitted = _fit(flags, request, opened, remark)
         apollo = _load(flags, reader, report, fitted)
@@ -235,7 +236,9 @@ def _ask_many(
                 videos, request, done, model=read_model(flags), use_cache=cache, workers=workers
             )
         else:
-            reader = stack.enter_context(start_reader(request.reading))
+            from apollo_cli.video.guard import GuardedReader
+
+            reader = stack.enter_context(GuardedReader())
             with progress(flags["quiet"], at_once=True) as report:
                 apollo = _load(flags, reader, report)
             introduce(apollo, None, remark)

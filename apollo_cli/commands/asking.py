@@ -63,8 +63,7 @@ def open_sources(
             read_record(Path(file))
             seen.append(file)
         else:
-            info = reader.probe(file, stream=reading.stream, image_fps=reading.image_fps)
-            seen.append(info)
+            seen.append(reader.probe(file, reading))
     return seen
 
 
@@ -107,15 +106,6 @@ def protect_inputs(output: Path | None, files: Iterable[str | None]) -> None:
         raise UsageError(
             f"{output} is a file that is asked about or read", next_step="choose another"
         )
-
-
-def start_reader(reading: ReadingOptions) -> GuardedReader:
-    """A reader in a child process, within the limits that the flags give."""
-    from apollo_cli.video.container import Limits
-    from apollo_cli.video.guard import GuardedReader
-
-    limits = Limits(reading.max_pixels, reading.max_hours * 3600, reading.max_pictures)
-    return GuardedReader(limits=limits)
 
 
 def watch(

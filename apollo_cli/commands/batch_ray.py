@@ -8,7 +8,7 @@ import os
 from collections.abc import Iterator
 from typing import Any
 
-from apollo_cli.commands.asking import Request, start_reader
+from apollo_cli.commands.asking import Request
 from apollo_cli.commands.batch import run_batch
 from apollo_cli.commands.output import silent
 from apollo_cli.errors import UsageError
@@ -20,8 +20,7 @@ class Worker:
     def __init__(self, model: dict[str, Any], request: Request, use_cache: bool) -> None:
         from apollo_cli.engine import load
 
-        reader = start_reader(request.reading)
-        self.apollo = load(**model, use_cache=use_cache, reader=reader)
+        self.apollo = load(**model, use_cache=use_cache)
         self.request = request
 
     def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import introduce, protect_inputs, start_reader
+from apollo_cli.commands.asking import introduce, protect_inputs
 from apollo_cli.commands.formats import choose_format, writer_for
 from apollo_cli.commands.options import (
     Moment,
@@ -59,7 +59,7 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
         from apollo_cli.conversation import Conversation, last_talk
         from apollo_cli.engine import load
 
-        apollo = load(**read_model(flags), reader=start_reader(reading), on_progress=report)
+        apollo = load(**read_model(flags), on_progress=report)
         talk = Conversation(apollo, options, sampling, reading)
         if go_on:
             talk.restore(last_talk(), report)

@@ -23,7 +23,6 @@ from apollo_cli.words import count
 if TYPE_CHECKING:
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.info import VideoInfo
-    from apollo_cli.video.reader import ReadReport
 
 # Pictures of a short file are all decoded; of a longer one, so many that lie spread over it.
 _ALL_UP_TO, _SPREAD = 1500, 12
@@ -148,7 +147,7 @@ def check_file(reader: GuardedReader, name: str, full: bool, *, is_named: bool =
 
     try:
         info = reader.probe(name)
-        report, remarks = _decode(reader, info, full), list(info.warnings)
+        remarks = [*info.warnings, *filter(None, [_decode(reader, info, full)])]
     except ApolloError as error:
         reason = error.message
         for start in (shown(Path(name).absolute()), shown(name)):
@@ -160,24 +159,20 @@ def check_file(reader: GuardedReader, name: str, full: bool, *, is_named: bool =
     if info.kind == "video":
         rate = f"{info.source_fps:.4g} fps" if info.source_fps else "unknown rate"
         facts += [rate, f"{info.duration_seconds:.2f} s"]
-    if report.damaged_seconds:
-        remarks.append(report.describe())
-    verdict = "odd" if remarks else "ok"
-    return Finding(name, verdict, ", ".join(facts), tuple(remarks))
+    return Finding(name, "odd" if remarks else "ok", ", ".join(facts), tuple(remarks))
 
 
-def _decode(reader: GuardedReader, info: VideoInfo, full: bool) -> ReadReport:
+def _decode(reader: GuardedReader, info: VideoInfo, full: bool) -> str:
+    """What is damaged among all pictures, or among some that lie spread over a long file."""
     import numpy as np
 
-    from apollo_cli.video.reader import ReadReport
+    from apollo_cli.video.reader import describe_damage
 
     if full or info.frame_count <= _ALL_UP_TO:
-        return reader.check_pictures(info)
-    report = ReadReport()
-    spread = np.linspace(0, info.frame_count - 1, _SPREAD).astype(int)
-    for _ in reader.read_frames(info, info.times[spread], report=report):
-        pass
-    return report
+        return describe_damage(info, reader.check_pictures(info), info.times)
+    times = info.times[np.linspace(0, info.frame_count - 1, _SPREAD).astype(int)]
+    damaged = [seconds for frame in reader.read_frames(info, times) for seconds in frame.damaged]
+    return describe_damage(info, damaged, times)
 
 
 def _write_json(found: Iterator[Finding]) -> None:

@@ -33,7 +33,6 @@ EXTRAS = {
     "finetune": ("peft", "accelerate", "matplotlib"),
     "ray": ("ray",),
     "decord": ("decord",),
-    "torchcodec": ("torchcodec",),
 }
 DECODERS = {"PyAV": ("av", "av"), "decord": ("decord", "decord")}
 DISTRIBUTION = "apollo-video-cli"
@@ -98,8 +97,6 @@ def _decoders() -> dict[str, str]:
     for name, (module, package) in DECODERS.items():
         version = package_version(package) or package_version(f"{package}2") or ""
         found[name] = import_fault(module, package) or version
-    # Its import is slow and may pull in system libraries, so it is only looked for.
-    found["torchcodec"] = package_version("torchcodec") or "torchcodec is not installed"
     return found
 
 

@@ -10,7 +10,6 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apollo_cli.atomic import make_whole
-from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
     FILE,
     MOMENTS,
@@ -64,11 +63,12 @@ def frames(
     import numpy as np
     from PIL import Image
 
-    from apollo_cli.video.reader import ReadReport, find_pictures
+    from apollo_cli.video.guard import GuardedReader
+    from apollo_cli.video.reader import describe_damage, find_pictures
 
     sampling, reading = read_sampling(flags), read_reading(flags)
-    with start_reader(reading) as reader, progress() as report:
-        info = reader.probe(video, stream=reading.stream, image_fps=reading.image_fps)
+    with GuardedReader() as reader, progress() as report:
+        info = reader.probe(video, reading)
         if moments:
             wanted: Any = list(moments)
             if max(wanted) > info.duration_seconds:
@@ -94,10 +94,11 @@ def frames(
         targets: set[Path] = set()
         # A short video shows a picture several times in a clip; one file is enough.
         pictures = np.unique(find_pictures(info, np.asarray(wanted, np.float64), reading.fast))
-        found = ReadReport()
-        for frame in reader.read_frames(info, info.times[pictures], reading, report=found):
+        damaged: list[float] = []
+        for frame in reader.read_frames(info, info.times[pictures], reading):
+            damaged += frame.damaged
             if sheet:
-                thumbnails.append((frame.seconds, _thumbnail(frame.rgb)))
+                thumbnails.append((float(frame.seconds), _thumbnail(frame.rgb)))
             else:
                 target = output / f"{stem}-{frame.seconds:09.3f}.png"
                 for number in itertools.count(2):
@@ -109,8 +110,9 @@ def frames(
             report("decode", frame.position + 1, len(pictures))
     if sheet:
         click.echo(_save(_contact_sheet(thumbnails), output / f"{stem}-sheet.png"))
-    if found.damaged_seconds:
-        say_note(f"{info.path.name}: {found.describe()}")
+    if damaged:
+        told = describe_damage(info, damaged, info.times[pictures], reading)
+        say_note(f"{info.path.name}: {told}")
     plural = "s" * (len(pictures) != 1)
     say_note(f"{len(pictures)} picture{plural} of {info.path.name}")
 

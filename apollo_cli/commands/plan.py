@@ -9,7 +9,6 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
     complete_file,
     complete_model,
@@ -17,7 +16,7 @@ from apollo_cli.commands.options import (
     sampling_flags,
 )
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
-from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
+from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, FitError, WeightsError
 from apollo_cli.words import count
 
@@ -101,7 +100,9 @@ def plan(
     """
     sampling = read_sampling(flags)
     answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
-    with start_reader(ReadingOptions()) as reader:
+    from apollo_cli.video.guard import GuardedReader
+
+    with GuardedReader() as reader:
         infos = [reader.probe(video) for video in videos]
     machine = find_machine(dtype)
     found = [_examine(s, infos, sampling, answer, machine) for s in find_subjects(models)]

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 import click
 
-from apollo_cli.commands.asking import start_reader
 from apollo_cli.commands.options import (
     FILE,
     model_flags,
@@ -41,6 +41,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     smaller budget; nothing is decoded again. A stopped run is gone on with.
     """
     from apollo_cli.memory_record import SUFFIX
+    from apollo_cli.video.guard import GuardedReader
 
     if not Path(video).name:
         raise UsageError(f"{video!r} is no name of a video file", next_step="name one")
@@ -50,8 +51,8 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     if not target.parent.is_dir():
         raise UsageError(f"-o {output}", next_step=f"make the folder {target.parent} first")
     sampling, reading = read_sampling(flags), read_reading(flags)
-    with progress(at_once=True) as report, start_reader(reading) as reader:
-        info = reader.probe(video, stream=reading.stream)
+    with progress(at_once=True) as report, GuardedReader() as reader:
+        info = reader.probe(video, replace(reading, image_fps=None))
         if output is None:
             _spare_another(target, info.path)
         from apollo_cli.engine import load

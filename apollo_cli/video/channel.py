@@ -1,84 +1,124 @@
-"""Messages between the guarded decoder and its owner: lines of JSON, and arrays in shared memory.
+"""Messages between the guarded decoder and its owner: JSON, and the raw bytes of arrays behind it.
 
-Nothing that arrives is executed: a message is plain values and raw arrays. The memory is an
-unnamed file that both sides map; it is gone when both have closed it, however they end.
+Nothing that arrives is executed: a message holds plain values, arrays, and the dataclasses that are
+listed here, each taken apart into its fields.
 """
 
 from __future__ import annotations
 
 import json
-import mmap
-import os
-import tempfile
+from collections.abc import Callable
+from dataclasses import dataclass, fields
+from fractions import Fraction
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 
-_ALIGNMENT = 64
+from apollo_cli.config import ReadingOptions
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.reader import Frames
+from apollo_cli.video.timeline import Timeline
+from apollo_cli.video.transforms import PixelSpec
+
+_LENGTH_BYTES = 8
 
 
-class Slot:
-    """Shared memory for the arrays of one message at a time; it grows as needed.
+@dataclass(frozen=True)
+class Request:
+    """What the owner wants.
 
     Attributes:
-        descriptor: of the file, to be passed on to the other side.
+        number: of the request, from 1.
+        task: a name among ``worker.TASKS``, or ``cancel`` for the request of that number.
+        arguments: of the task, by name.
     """
 
-    def __init__(self, descriptor: int | None = None) -> None:
-        self.descriptor = create_file() if descriptor is None else descriptor
-        self._map: mmap.mmap | None = None
-
-    def close(self) -> None:
-        """Give up this side's hold of the memory."""
-        self._map = None
-        os.close(self.descriptor)
-
-    def write(self, arrays: dict[str, np.ndarray]) -> list[list[Any]]:
-        """Copy arrays in; returns what the other side needs to find them."""
-        places: list[list[Any]] = []
-        end = 0
-        for name, array in arrays.items():
-            places.append([name, array.dtype.str, list(array.shape), end])
-            end += -(-array.nbytes // _ALIGNMENT) * _ALIGNMENT
-        memory = self._mapped(end)
-        for (_, dtype, shape, start), array in zip(places, arrays.values(), strict=True):
-            if array.size:
-                np.frombuffer(memory, dtype, array.size, start).reshape(shape)[...] = array
-        return places
-
-    def read(self, places: list[list[Any]]) -> dict[str, np.ndarray]:
-        """Copy the arrays of one message out."""
-        found = {}
-        for name, dtype, shape, start in places:
-            array = np.empty(shape, dtype)
-            if array.size:
-                memory = self._mapped(start + array.nbytes)
-                array.reshape(-1)[:] = np.frombuffer(memory, dtype, array.size, start)
-            found[name] = array
-        return found
-
-    def _mapped(self, length: int) -> mmap.mmap:
-        length = max(-(-length // mmap.PAGESIZE), 1) * mmap.PAGESIZE
-        if self._map is None or len(self._map) < length:
-            length = max(length, os.fstat(self.descriptor).st_size)
-            os.ftruncate(self.descriptor, length)
-            self._map = mmap.mmap(self.descriptor, length)
-        return self._map
+    number: int
+    task: str
+    arguments: dict[str, Any]
 
 
-def create_file() -> int:
-    """Descriptor of an empty file without a name, in memory where the system has such files."""
-    if hasattr(os, "memfd_create"):
-        return os.memfd_create("apollo-decoder")
-    with tempfile.TemporaryFile() as file:
-        return os.dup(file.fileno())
+@dataclass(frozen=True)
+class Reply:
+    """What the child answers.
+
+    Attributes:
+        number: of the request; 0 for a heartbeat.
+        kind: ``result`` (any number of them), then ``done`` or the name of an error class.
+        content: the result, or the three parts of the error's message.
+    """
+
+    number: int
+    kind: str
+    content: Any = None
 
 
-def encode(message: dict[str, Any]) -> bytes:
-    """One line of JSON; names of files keep bytes that are not valid text."""
-    return json.dumps(message).encode("ascii") + b"\n"
+# For each name in a message: the type, how it becomes plain, and how it is made again. Arrays stand
+# behind the JSON.
+_Kind = tuple[type, Callable[[Any], Any], Callable[[Any], Any]]
+_KINDS: dict[str, _Kind] = {
+    "Path": (Path, str, Path),
+    "Fraction": (Fraction, str, Fraction),
+    "tuple": (tuple, list, tuple),
+    "dict": (dict, lambda value: [list(item) for item in value.items()], dict),
+}
+for _class in (Request, Reply, ReadingOptions, VideoInfo, Timeline, PixelSpec, Frames):
+    _KINDS[_class.__name__] = (
+        _class,
+        lambda value: [getattr(value, field.name) for field in fields(value)],
+        lambda values, made=_class: made(*values),
+    )
 
 
-def decode(line: bytes) -> dict[str, Any]:
-    """The message of one line."""
-    return json.loads(line)
+def encode(message: Request | Reply) -> list[memoryview]:
+    """The bytes of a message, to be written one after the other."""
+    arrays: list[np.ndarray] = []
+    plain = _pack(message, arrays)
+    layout = [[array.dtype.str, array.shape] for array in arrays]
+    # JSON in ASCII keeps the bytes of a file's name that are not valid text.
+    text = json.dumps([layout, plain]).encode("ascii")
+    length = len(text).to_bytes(_LENGTH_BYTES, "big")
+    return [memoryview(length + text), *map(_bytes_of, arrays)]
+
+
+def decode(read: Callable[[memoryview], None]) -> Any:
+    """The next message.
+
+    Args:
+        read: fills the memory that it is given with the bytes that come next.
+    """
+    length = bytearray(_LENGTH_BYTES)
+    read(memoryview(length))
+    text = bytearray(int.from_bytes(length, "big"))
+    read(memoryview(text))
+    layout, plain = json.loads(text)
+    arrays = [np.empty(shape, dtype) for dtype, shape in layout]
+    for array in arrays:
+        read(_bytes_of(array))
+    return _unpack(plain, arrays)
+
+
+def _bytes_of(array: np.ndarray) -> memoryview:
+    return array.reshape(-1).view(np.uint8).data
+
+
+def _pack(value: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(value, np.ndarray):
+        arrays.append(np.asarray(value, order="C"))
+        return {"array": len(arrays) - 1}
+    if isinstance(value, list):
+        return [_pack(item, arrays) for item in value]
+    for name, (kind, to_plain, _) in _KINDS.items():
+        if isinstance(value, kind):
+            return {name: _pack(to_plain(value), arrays)}
+    return value
+
+
+def _unpack(plain: Any, arrays: list[np.ndarray]) -> Any:
+    if isinstance(plain, list):
+        return [_unpack(item, arrays) for item in plain]
+    if not isinstance(plain, dict):
+        return plain
+    ((name, content),) = plain.items()
+    return arrays[content] if name == "array" else _KINDS[name][2](_unpack(content, arrays))

@@ -6,20 +6,22 @@ import os
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NoReturn
+from typing import Literal
 from urllib.parse import unquote
 
 import av
 import av.container
 from av.error import ArgumentError, FFmpegError
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.boxes import index_fault
 from apollo_cli.words import apart
 
 MediaKind = Literal["image", "container"]
+
+DEFAULT_READING = ReadingOptions()
 
 # FFmpeg formats that hold their pictures themselves. Playlists, concat scripts, image patterns,
 # capture devices and network formats are left out: each of them makes FFmpeg open something else.
@@ -268,60 +270,37 @@ def check_index(path: Path) -> None:
         raise MediaError(f"{shown(path)} {fault}", next_step="copy, download or record it again")
 
 
-@dataclass(frozen=True)
-class Limits:
-    """Bounds on what is decoded.
+def check_size(path: Path, size: tuple[int, int], reading: ReadingOptions) -> None:
+    """Refuse a picture with too many pixels.
 
-    Attributes:
-        max_pixels: of one picture; the default is 8192 x 8192, which is 200 MB as RGB. Reading
-            such an image takes 140 MB where it is gray, and 500 MB in colour (measured), since
-            Pillow holds a copy of its own.
-        max_seconds: of a video; the default is a day.
-        max_pictures: of a video; the default is a day at 60 a second, with room.
+    Raises:
+        MediaError: with both numbers and the flag that raises the limit.
     """
-
-    max_pixels: int = 1 << 26
-    max_seconds: float = 86_400.0
-    max_pictures: int = 6_000_000
-
-    def check_size(self, path: Path, width: int, height: int) -> None:
-        """Refuse a picture with too many pixels.
-
-        Raises:
-            MediaError: with both numbers and the flag that raises the limit.
-        """
-        if width * height > self.max_pixels:
-            raise MediaError(
-                f"{shown(path)} has pictures of {width}x{height}",
-                f"allowed are {self.max_pixels:,} pixels",
-                "raise it with --max-pixels, or make the video smaller",
-            )
-
-    def check_duration(self, path: Path, seconds: float) -> None:
-        """Refuse a video that lasts too long.
-
-        Raises:
-            MediaError: with both numbers and the flag that raises the limit.
-        """
-        if seconds > self.max_seconds:
-            lasts, allowed = apart(seconds / 3600, self.max_seconds / 3600)
-            raise MediaError(
-                f"{shown(path)} lasts {lasts} hours",
-                f"allowed are {allowed}",
-                "raise it with --max-hours, or cut the video",
-            )
-
-    def refuse_pictures(self, path: Path) -> NoReturn:
-        """Say that a file has too many pictures.
-
-        Raises:
-            MediaError: always.
-        """
+    width, height = size
+    if width * height > reading.max_pixels:
         raise MediaError(
-            f"{shown(path)} has too many pictures",
-            f"allowed are {self.max_pictures:,}",
-            "raise it with --max-pictures, or cut the video",
+            f"{shown(path)} has pictures of {width}x{height}",
+            f"allowed are {reading.max_pixels:,} pixels",
+            "raise it with --max-pixels, or make the video smaller",
         )
 
 
-DEFAULT_LIMITS = Limits()
+def check_length(path: Path, pictures: int, seconds: float, reading: ReadingOptions) -> None:
+    """Refuse a video that has too many pictures or lasts too long.
+
+    Raises:
+        MediaError: with the limit and the flag that raises it.
+    """
+    if pictures > reading.max_pictures:
+        raise MediaError(
+            f"{shown(path)} has too many pictures",
+            f"allowed are {reading.max_pictures:,}",
+            "raise it with --max-pictures, or cut the video",
+        )
+    if seconds > 3600 * reading.max_hours:
+        lasts, allowed = apart(seconds / 3600, reading.max_hours)
+        raise MediaError(
+            f"{shown(path)} lasts {lasts} hours",
+            f"allowed are {allowed}",
+            "raise it with --max-hours, or cut the video",
+        )

@@ -1,9 +1,8 @@
-"""What is odd about a file, in one short sentence each."""
+"""What is odd about a video file, in one short sentence each."""
 
 from __future__ import annotations
 
-from fractions import Fraction
-from pathlib import Path
+from collections.abc import Iterable, Iterator
 
 import av
 import av.container
@@ -11,15 +10,12 @@ import av.video.stream
 import numpy as np
 
 from apollo_cli.video.boxes import structure_faults
-from apollo_cli.video.clock import Clock
 from apollo_cli.video.feed import picture_streams
+from apollo_cli.video.info import FORMAT_CHANGES, VideoInfo
 from apollo_cli.video.packets import NO_TIME, PacketScan
 from apollo_cli.video.picture import display_shape
 from apollo_cli.video.timeline import Times, damaged_spans, typical_step
-from apollo_cli.video.trial import FirstPictures
 from apollo_cli.words import count
-
-FORMAT_CHANGES = "the picture's size or format changes on the way"
 
 # A header may round; it may not promise more than this share beyond what is there.
 _LENGTH_SLACK = 0.05
@@ -32,131 +28,99 @@ _SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
 
 
 def describe_faults(
-    path: Path,
+    info: VideoInfo,
     container: av.container.InputContainer,
     stream: av.video.stream.VideoStream,
     *,
     scan: PacketScan,
-    first: FirstPictures,
     times: Times,
-    clock: Clock,
-    aspect: Fraction | None,
-) -> tuple[str, ...]:
-    """All warnings about a file, the gravest first."""
-    faults = [
-        *_missing(scan, first),
-        *_unread(container, stream, scan),
-        *structure_faults(path, container.format.name, stream.id),
-        *_times(container, times, clock.seconds),
-        *_promises(container, stream, times, clock),
-    ]
+    lost: int,
+    first: Iterable[str],
+) -> Iterator[str]:
+    """Yield all warnings about a file, the gravest first.
+
+    Args:
+        info: what is known of it, without warnings.
+        lost: number of pictures at the start that can't be decoded.
+        first: what is odd about the first picture.
+    """
+    yield from _missing(scan, lost)
+    yield from _unread(container, stream, scan)
+    yield from structure_faults(info.path, info.container, stream.id)
+    yield from _times(info, times)
+    promised = _promised_seconds(container, stream)
+    if promised is not None and not times.restarts:
+        end = info.duration_seconds
+        # Some containers count from 0, some from the first picture, some from their own start.
+        start = (container.start_time or 0) / av.time_base
+        ends = (end, end - float(info.times[0]), end + start)
+        nearest = min(ends, key=lambda there: abs(there - promised))
+        if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
+            yield f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"
     if scan.formats > 1:
-        faults.append(FORMAT_CHANGES)
-    if first.odd_angle:
-        faults.append(
-            f"the picture is turned by {first.odd_angle:.0f} degrees: it is shown upright to the "
-            "nearest right angle"
-        )
-    if first.interlaced:
-        faults.append("interlaced: pictures are taken as they are stored")
-    if first.hdr:
-        faults.append("HDR: brightness is mapped to an ordinary screen")
-    if clock.offset_seconds > _OFFSET_SECONDS:
-        start = f"{clock.offset_seconds:.2f} s"
-        faults.append(f"the file's clock starts at {start}: times count from there")
-    width, height = first.size
-    if aspect and display_shape(width, height, aspect) == (width, height):
-        faults.append(f"a pixel aspect of {aspect} is ignored")
-    return tuple(faults)
+        yield FORMAT_CHANGES
+    yield from first
+    if info.clock_offset_seconds > _OFFSET_SECONDS:
+        start = f"{info.clock_offset_seconds:.2f} s"
+        yield f"the file's clock starts at {start}: times count from there"
+    if info.sample_aspect and display_shape(*info.stored_size, info.sample_aspect) == (
+        info.stored_size
+    ):
+        yield f"a pixel aspect of {info.sample_aspect} is ignored"
+
+
+def _missing(scan: PacketScan, lost: int) -> Iterator[str]:
+    if scan.cut_short:
+        yield "the file ends early: the last picture is incomplete"
+    if scan.blank:
+        missing = count(scan.blank, "picture is missing", "pictures are missing")
+        yield f"{missing}: the file has holes of zeros"
+    if holes := damaged_spans(scan):
+        touched = sum(int(scan.is_shown[first:end].sum()) for first, end in holes)
+        damaged = count(touched, "picture is damaged", "pictures are damaged")
+        yield f"data is lost in {count(len(holes), 'place')}: about {damaged}"
+    if lost:
+        first = "first picture" if lost == 1 else f"first {lost} pictures"
+        yield f"the {first} can't be decoded: the file starts in a group"
 
 
 def _unread(
     container: av.container.InputContainer, stream: av.video.stream.VideoStream, scan: PacketScan
-) -> list[str]:
-    faults = []
-    others = [other for other in picture_streams(container) if other.index != stream.index]
+) -> Iterator[str]:
+    others = [str(s.index) for s in picture_streams(container) if s.index != stream.index]
     if others:
-        names = ", ".join(str(other.index) for other in others)
-        faults.append(
-            f"only picture stream {stream.index} is read, not {names}: choose with --stream"
-        )
+        names = ", ".join(others)
+        yield f"only picture stream {stream.index} is read, not {names}: choose with --stream"
     known = scan.pts[scan.pts != NO_TIME] * float(stream.time_base or 1)
     for index, (begins, ends) in scan.elsewhere.items():
         # Pictures that go on in another stream, not the same time seen by another camera.
-        is_later = bool(len(known)) and begins > known.max() - _HANDOVER_SECONDS
-        is_earlier = bool(len(known)) and ends < known.min() + _HANDOVER_SECONDS
-        if is_later or is_earlier:
-            faults.append(f"stream {index} holds the pictures from {begins:.1f} s to {ends:.1f} s")
+        if len(known) and (
+            begins > known.max() - _HANDOVER_SECONDS or ends < known.min() + _HANDOVER_SECONDS
+        ):
+            yield f"stream {index} holds the pictures from {begins:.1f} s to {ends:.1f} s"
     if scan.late_streams:
-        faults.append("further streams begin on the way: they are not read")
-    return faults
+        yield "further streams begin on the way: they are not read"
 
 
-def _missing(scan: PacketScan, first: FirstPictures) -> list[str]:
-    faults = []
-    if scan.cut_short:
-        faults.append("the file ends early: the last picture is incomplete")
-    if scan.blank:
-        missing = count(scan.blank, "picture is missing", "pictures are missing")
-        faults.append(f"{missing}: the file has holes of zeros")
-    holes = damaged_spans(scan)
-    if holes:
-        touched = sum(int(scan.is_shown[first:end].sum()) for first, end in holes)
-        damaged = count(touched, "picture is damaged", "pictures are damaged")
-        faults.append(f"data is lost in {count(len(holes), 'place')}: about {damaged}")
-    lost = int((scan.is_shown & first.undecodable).sum())
-    if lost:
-        first_ones = "first picture" if lost == 1 else f"first {lost} pictures"
-        faults.append(f"the {first_ones} can't be decoded: the file starts in a group")
-    return faults
-
-
-def _times(container: av.container.InputContainer, times: Times, seconds: np.ndarray) -> list[str]:
-    faults = []
-    total = len(seconds)
-    if times.untimed == total:
-        faults.append("no time stamps: times follow from a nominal rate")
+def _times(info: VideoInfo, times: Times) -> Iterator[str]:
+    seconds = info.times
+    if times.untimed == len(seconds):
+        yield "no time stamps: times follow from a nominal rate"
     elif times.untimed:
         untimed = count(times.untimed, "picture has", "pictures have")
-        faults.append(f"{untimed} no time stamp: it is estimated")
+        yield f"{untimed} no time stamp: it is estimated"
     if times.restarts:
-        faults.append("the time line starts again on the way: the parts are put end to end")
-    spliced = container.format.name in _SPLICED_CONTAINERS
+        yield "the time line starts again on the way: the parts are put end to end"
     gaps = np.diff(seconds)
-    long = _SPLICED_GAP_SECONDS if spliced else _LONG_GAP_SECONDS
-    long = max(long, 10 * typical_step(seconds))
-    if (gaps > long).any():
+    is_spliced = info.container in _SPLICED_CONTAINERS
+    long = _SPLICED_GAP_SECONDS if is_spliced else _LONG_GAP_SECONDS
+    if (gaps > max(long, 10 * typical_step(seconds))).any():
         where = int(np.argmax(gaps))
-        faults.append(
-            f"no picture between {seconds[where]:.1f} s and {seconds[where + 1]:.1f} s: "
-            "the time line jumps"
-        )
-    repeats = int((gaps <= 0).sum())
-    if repeats:
+        span = f"{seconds[where]:.1f} s and {seconds[where + 1]:.1f} s"
+        yield f"no picture between {span}: the time line jumps"
+    if repeats := int((gaps <= 0).sum()):
         shared = count(repeats, "picture shares its time", "pictures share their time")
-        faults.append(f"{shared} with another one")
-    return faults
-
-
-def _promises(
-    container: av.container.InputContainer,
-    stream: av.video.stream.VideoStream,
-    times: Times,
-    clock: Clock,
-) -> list[str]:
-    if times.restarts:
-        return []
-    end = clock.duration_seconds
-    span = end - float(clock.seconds[0])
-    promised = _promised_seconds(container, stream)
-    if promised is None:
-        return []
-    # Some containers count from 0, some from the first picture, some from their own start.
-    start = (container.start_time or 0) / av.time_base
-    nearest = min((end, span, end + start), key=lambda there: abs(there - promised))
-    if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
-        return [f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"]
-    return []
+        yield f"{shared} with another one"
 
 
 def _promised_seconds(

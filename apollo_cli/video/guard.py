@@ -1,64 +1,62 @@
-"""Decode in a child process: a hang or crash of a native library becomes one line.
+"""Decode in a child process, so that a hang or crash of a native library is one error message.
 
-The child decodes ahead of its owner by as many messages as there are slots, so decoding runs
-beside the encoders. It ends when its owner does, since its standard input then ends.
+The child decodes one result ahead of its owner, beside the encoders. It ends when its owner does,
+since its standard input then ends.
 """
 
 from __future__ import annotations
 
 import math
 import os
-import selectors
+import select
 import signal
 import subprocess
 import sys
+import tempfile
 import time
 from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
-from dataclasses import asdict
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import IO, Any
 
 import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import DeviceError, MediaError, UsageError
-from apollo_cli.video.channel import Slot, create_file, decode, encode
-from apollo_cli.video.container import DEFAULT_LIMITS, Limits, resolve_file, shown
-from apollo_cli.video.info import VideoInfo, unpack_info
+from apollo_cli.video.channel import Reply, Request, decode, encode
+from apollo_cli.video.container import DEFAULT_READING, resolve_file, shown
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.patience import Patience
-from apollo_cli.video.reader import DEFAULT_READING, ClipBatch, Frame, ReadReport
+from apollo_cli.video.reader import Frames
 from apollo_cli.video.transforms import PixelSpec
 
 _ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
-_SLOTS = 3
-_READ_BYTES = 1 << 16
 _LOOK_SECONDS = 0.25
+_PIPE_BYTES = 1 << 20
 
 # On a busy machine the child may need long to load its libraries.
 _START_SECONDS = 300
 
+_OTHER_FILE = "convert the file, or try another decoder"
+
 
 class GuardedReader:
-    """Probes and reads like ``probe`` and ``reader``, in a child that may be ended at any time.
+    """Probes and reads as ``probe`` and ``reader`` do, in a child that may be ended at any time.
 
     The child starts with the first use and serves one reading after the other; a reading that is
-    left early is cancelled. Use it as a context manager, from one thread.
+    left early is cancelled. Use it as a context manager, from one thread. Each method raises a
+    MediaError also when the decoder hangs or crashes.
 
-    Args:
+    Attributes:
         stall_seconds: longest time without any progress before the child is ended. Its start does
             not count, nor does time in which a busy machine does not let it work.
-        limits: as in ``probe``.
     """
 
-    def __init__(self, *, stall_seconds: float = 30.0, limits: Limits = DEFAULT_LIMITS) -> None:
-        self._stall_seconds = stall_seconds
-        self._limits = limits
+    def __init__(self, *, stall_seconds: float = 30.0) -> None:
+        self.stall_seconds = stall_seconds
         self._child: subprocess.Popen[bytes] | None = None
-        self._slots: list[Slot] = []
-        self._buffer = b""
         self._has_started = False
-        self._request = 0
+        self._number = 0
         self._limit_seconds = self._deadline = math.inf
 
     def __enter__(self) -> GuardedReader:
@@ -82,40 +80,23 @@ class GuardedReader:
         finally:
             self._deadline = math.inf
 
-    def probe(
-        self, path: str | Path, *, stream: int | None = None, image_fps: float | None = None
-    ) -> VideoInfo:
-        """As ``apollo_cli.video.probe.probe``.
-
-        Raises:
-            MediaError: also when the decoder hangs or crashes.
-        """
-        is_folder = image_fps is not None and os.path.isdir(path)
+    def probe(self, path: str | Path, reading: ReadingOptions = DEFAULT_READING) -> VideoInfo:
+        """As ``apollo_cli.video.probe.probe``."""
+        is_folder = reading.image_fps is not None and os.path.isdir(path)
         # Opening a pipe would hang: the owner looks first, so that this costs no child.
         absolute = Path(os.path.abspath(path)) if is_folder else resolve_file(path)
-        request = {"task": "probe", "path": str(absolute), "stream": stream, "image_fps": image_fps}
-        ((fields, arrays),) = self._ask(absolute, request)
-        return unpack_info(fields, arrays)
+        (info,) = self._call(absolute, "probe", path=absolute, reading=reading)
+        return info
 
     def read_frames(
         self,
         info: VideoInfo,
         times: Sequence[float] | np.ndarray,
         reading: ReadingOptions = DEFAULT_READING,
-        *,
-        report: ReadReport | None = None,
-    ) -> Iterator[Frame]:
-        """As ``apollo_cli.video.reader.read_frames``.
-
-        Raises:
-            MediaError: also when the decoder hangs or crashes.
-        """
-        request = {"task": "frames", "reading": asdict(reading), **_source(info, times)}
-        for fields, arrays in self._ask(info.path, request):
-            _copy_report(fields["report"], report)
-            yield Frame(
-                fields["position"], fields["wanted_seconds"], fields["seconds"], arrays["rgb"]
-            )
+    ) -> Iterator[Frames]:
+        """As ``apollo_cli.video.reader.read_frames``."""
+        wanted = np.asarray(times, np.float64)
+        return self._call(info.path, "read_frames", info=info, times=wanted, reading=reading)
 
     def read_clips(
         self,
@@ -125,33 +106,15 @@ class GuardedReader:
         reading: ReadingOptions = DEFAULT_READING,
         *,
         batch_clips: int = 4,
-        report: ReadReport | None = None,
-    ) -> Iterator[ClipBatch]:
-        """As ``apollo_cli.video.reader.read_clips``.
+    ) -> Iterator[Frames]:
+        """As ``apollo_cli.video.reader.read_clips``."""
+        arguments = {"specs": list(specs), "reading": reading, "batch_clips": batch_clips}
+        return self._call(info.path, "read_clips", info=info, times=times, **arguments)
 
-        Raises:
-            MediaError: also when the decoder hangs or crashes.
-        """
-        request = {
-            "task": "clips",
-            "specs": [asdict(spec) for spec in specs],
-            "batch_clips": batch_clips,
-            "reading": asdict(reading),
-            **_source(info, times),
-        }
-        for fields, arrays in self._ask(info.path, request):
-            _copy_report(fields["report"], report)
-            seconds = arrays.pop("times")
-            yield ClipBatch(fields["first_clip"], arrays, seconds)
-
-    def check_pictures(self, info: VideoInfo) -> ReadReport:
-        """As ``apollo_cli.video.reader.check_pictures``.
-
-        Raises:
-            MediaError: also when the decoder hangs or crashes.
-        """
-        ((fields, _),) = self._ask(info.path, {"task": "check", **_source(info, [])})
-        return ReadReport(**fields["report"])
+    def check_pictures(self, info: VideoInfo) -> list[float]:
+        """As ``apollo_cli.video.reader.check_pictures``."""
+        (damaged,) = self._call(info.path, "check_pictures", info=info)
+        return damaged
 
     def interrupt(self) -> None:
         """End the child from another thread; what is being read fails with a MediaError."""
@@ -165,14 +128,9 @@ class GuardedReader:
         if child is not None:
             child.kill()
             child.wait()
-            for pipe in (child.stdin, child.stdout):
+            for pipe in (child.stdin, child.stdout, self._complaints):
                 if pipe is not None:
                     pipe.close()
-            os.close(self._complaints)
-        for slot in self._slots:
-            slot.close()
-        self._slots = []
-        self._buffer = b""
         self._has_started = False
 
     def _start(self) -> subprocess.Popen[bytes]:
@@ -181,112 +139,122 @@ class GuardedReader:
                 "Windows has no way to hand pictures over from the decoder's process",
                 next_step="run apollo inside WSL",
             )
-        self._slots = [Slot() for _ in range(_SLOTS)]
-        descriptors = [slot.descriptor for slot in self._slots]
-        self._complaints = create_file()
+        import fcntl
+
+        self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close does
         self._child = subprocess.Popen(
             # -P: a module that lies about in the user's folder is never imported.
-            [sys.executable, "-P", "-m", "apollo_cli.video.worker", *map(str, descriptors)],
+            [sys.executable, "-P", "-m", "apollo_cli.video.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=self._complaints,
-            pass_fds=descriptors,
             bufsize=0,
             env=child_environment(),
         )
+        assert self._child.stdin is not None
+        assert self._child.stdout is not None
+        with suppress(AttributeError, OSError):
+            # Where the system may do so: a batch of clips passes in fewer steps.
+            fcntl.fcntl(self._child.stdout.fileno(), fcntl.F_SETPIPE_SZ, _PIPE_BYTES)
+        # A child that hangs reads nothing: a write must not wait for it.
+        os.set_blocking(self._child.stdin.fileno(), False)
         return self._child
 
-    def _ask(
-        self, path: Path, request: dict[str, Any]
-    ) -> Iterator[tuple[dict[str, Any], dict[str, np.ndarray]]]:
+    def _call(self, path: Path, task: str, /, **arguments: Any) -> Iterator[Any]:
+        """The results of a task of the child, one after the other."""
         child = self._child or self._start()
-        self._request += 1
-        number = self._request
-        self._tell(path, {"id": number, "limits": asdict(self._limits), **request})
-        finished = False
+        self._number += 1
+        number = self._number
+        self._send(child, path, Request(number, task, arguments))
+        is_finished = False
         try:
-            while True:
-                message = self._hear(path, child)
-                if message.get("id") != number:
-                    self._release(path, message)
-                elif "done" in message:
-                    finished = True
-                    return
-                elif "error" in message:
-                    finished = True
-                    raise _ERRORS[message["kind"]](*message["error"])
-                else:
-                    arrays = self._slots[message["slot"]].read(message["places"])
-                    self._release(path, message)
-                    yield message["fields"], arrays
+            while not is_finished:
+                reply = self._receive(child, path)
+                # Others are heartbeats, or belong to a reading that was left early.
+                if reply.number == number:
+                    is_finished = reply.kind != "result"
+                    if reply.kind in _ERRORS:
+                        raise _ERRORS[reply.kind](*reply.content)
+                    if reply.kind == "result":
+                        yield reply.content
         finally:
-            if not finished and self._child is child:
-                self._tell(path, {"cancel": number})
+            if not is_finished and self._child is child:
+                self._send(child, path, Request(number, "cancel", {}))
 
-    def _release(self, path: Path, message: dict[str, Any]) -> None:
-        if "slot" in message:
-            self._tell(path, {"free": message["slot"]})
+    def _send(self, child: subprocess.Popen[bytes], path: Path, request: Request) -> None:
+        assert child.stdin is not None
+        pipe = child.stdin.fileno()
+        with self._whole_message(child, path):
+            for part in encode(request):
+                rest = part
+                while rest:
+                    self._wait(child, path, pipe, select.POLLOUT)
+                    rest = rest[os.write(pipe, rest) :]
 
-    def _tell(self, path: Path, message: dict[str, Any]) -> None:
-        assert self._child is not None
-        assert self._child.stdin is not None
-        try:
-            self._child.stdin.write(encode(message))
-        except BrokenPipeError:
-            raise self._crash(path) from None
-
-    def _hear(self, path: Path, child: subprocess.Popen[bytes]) -> dict[str, Any]:
+    def _receive(self, child: subprocess.Popen[bytes], path: Path) -> Reply:
         assert child.stdout is not None
-        patience = Patience(child.pid)
-        with selectors.DefaultSelector() as selector:
-            selector.register(child.stdout, selectors.EVENT_READ)
-            while b"\n" not in self._buffer:
-                most = self._stall_seconds if self._has_started else _START_SECONDS
-                left = min(_LOOK_SECONDS, self._deadline - time.monotonic())
-                if not selector.select(max(0.0, left)):
-                    if patience.look() >= most or time.monotonic() >= self._deadline:
-                        raise self._give_up(path)
-                    continue
-                data = os.read(child.stdout.fileno(), _READ_BYTES)
-                if not data:
-                    raise self._crash(path)
-                self._buffer += data
-        self._has_started = True
-        if time.monotonic() > self._deadline:
-            raise self._give_up(path)
-        line, self._buffer = self._buffer.split(b"\n", 1)
-        return decode(line)
+        pipe = child.stdout.fileno()
 
-    def _give_up(self, path: Path) -> MediaError:
-        self.close()
-        late = time.monotonic() >= self._deadline
-        return MediaError(
-            f"{shown(path)}: "
-            + (
-                f"reading took longer than {self._limit_seconds:g} s"
-                if late
-                else f"decoding made no progress for {self._stall_seconds:g} s"
-            ),
-            next_step="convert the file, or try another decoder",
-        )
+        def read(memory: memoryview) -> None:
+            while memory:
+                self._wait(child, path, pipe, select.POLLIN)
+                count = os.readv(pipe, [memory])
+                if not count:
+                    raise BrokenPipeError
+                memory = memory[count:]
 
-    def _crash(self, path: Path) -> MediaError:
-        assert self._child is not None
-        code = self._child.wait()
-        size = os.fstat(self._complaints).st_size
-        text = os.pread(self._complaints, size, 0).decode(errors="replace")
-        last = text.strip().splitlines()[-1:]
-        self.close()
+        with self._whole_message(child, path):
+            reply = decode(read)
+            self._has_started = True
+            if time.monotonic() > self._deadline:
+                raise self._stall(path)
+        return reply
+
+    @contextmanager
+    def _whole_message(self, child: subprocess.Popen[bytes], path: Path) -> Iterator[None]:
+        """End the child when a message stops midway: what comes next could not be told apart."""
+        try:
+            yield
+        except BrokenPipeError:
+            error = self._crash(child, path)
+            self.close()
+            raise error from None
+        except BaseException:
+            self.close()
+            raise
+
+    def _wait(self, child: subprocess.Popen[bytes], path: Path, pipe: int, direction: int) -> None:
+        """Wait until a pipe may be used, as long as the child makes progress."""
+        poll = select.poll()
+        poll.register(pipe, direction)
+        most = self.stall_seconds if self._has_started else _START_SECONDS
+        patience: Patience | None = None
+        while not poll.poll(1000 * max(0.0, min(_LOOK_SECONDS, self._deadline - time.monotonic()))):
+            patience = patience or Patience(child.pid)
+            if patience.look() >= most or time.monotonic() >= self._deadline:
+                raise self._stall(path)
+
+    def _stall(self, path: Path) -> MediaError:
+        if time.monotonic() >= self._deadline:
+            what = f"reading took longer than {self._limit_seconds:g} s"
+        else:
+            what = f"decoding made no progress for {self.stall_seconds:g} s"
+        return MediaError(f"{shown(path)}: {what}", next_step=_OTHER_FILE)
+
+    def _crash(self, child: subprocess.Popen[bytes], path: Path) -> MediaError:
+        code = child.wait()
         if -code in (signal.SIGKILL, signal.SIGTERM):
             return MediaError(
                 f"{shown(path)}: the decoder's process was ended from outside (signal {-code})",
                 "systems do so when memory runs out",
                 "close other programs, then try again",
             )
+
+        self._complaints.seek(0)
+        said = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
         return MediaError(
-            f"{shown(path)}: the decoder crashed ({', '.join([how, *last])})",
-            next_step="convert the file, or try another decoder",
+            f"{shown(path)}: the decoder crashed ({', '.join([how, *said])})", next_step=_OTHER_FILE
         )
 
 
@@ -295,20 +263,3 @@ def child_environment() -> dict[str, str]:
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}
-
-
-def _source(info: VideoInfo, times: Sequence[float] | np.ndarray) -> dict[str, Any]:
-    wanted = np.asarray(times, dtype=np.float64).tolist()
-    image_fps = info.source_fps if info.files else None
-    return {
-        "path": str(info.path),
-        "stream": info.stream_index,
-        "image_fps": image_fps,
-        "times": wanted,
-        "identity": list(info.identity),
-    }
-
-
-def _copy_report(found: dict[str, Any], report: ReadReport | None) -> None:
-    if report is not None:
-        vars(report).update(found)

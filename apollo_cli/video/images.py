@@ -1,12 +1,13 @@
-"""Single images and animations (GIF, APNG, WebP) through Pillow."""
+"""Single images, animations (GIF, APNG, WebP, AVIF) and folders of images, through Pillow."""
 
 from __future__ import annotations
 
+import os
+import re
 import struct
 import warnings
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -17,10 +18,14 @@ from av.error import FFmpegError, InvalidDataError
 from PIL import Image, ImageOps
 from PIL.TiffImagePlugin import TiffImageFile
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video import progress
-from apollo_cli.video.container import Limits, shown
+from apollo_cli.video.container import check_length, check_size, resolve_file, shown, sniff
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.picture import over_black
+from apollo_cli.video.timeline import typical_step
+from apollo_cli.words import count
 
 # What Pillow raises on broken files, depending on where the parsing stops.
 _DAMAGE = (
@@ -41,89 +46,42 @@ _DEFAULT_FRAME_MS = 100
 
 # Numbers of EXIF and TIFF tags.
 _ORIENTATION, _PHOTOMETRIC, _SAMPLE_FORMAT = 0x0112, 262, 339
-_WHITE_IS_ZERO, _SIGNED = 0, 2
+_WHITE_IS_ZERO, _UNSIGNED = 0, (None, 1)
 
 # Pictures are converted in strips of about so many pixels, so that memory holds one copy of them.
 _STRIP_PIXELS = 1 << 20
 
 _MOST_JPEG_BYTES = 256 << 20
 
-
-@dataclass(frozen=True)
-class ImageFacts:
-    """What an image file holds.
-
-    Attributes:
-        frames: number of pictures; more than one is an animation.
-        seconds: (frames + 1,) start of each picture, and the end of the last one.
-        stored_size, display_size: width and height before and after the EXIF turn.
-        codec: Pillow's name of the format, in lower case.
-        warnings: one short sentence each, empty for a sound file.
-    """
-
-    frames: int
-    seconds: np.ndarray
-    stored_size: tuple[int, int]
-    display_size: tuple[int, int]
-    codec: str
-    warnings: tuple[str, ...] = ()
+_VIDEO_SUFFIXES = (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts")
+_FOLDER_SUFFIXES = (".jpg", ".jpeg", ".png", ".webp", ".bmp", ".tif", ".tiff", ".avif")
 
 
-@dataclass(frozen=True)
-class ImagePicture:
-    """One picture of an image file.
-
-    Attributes:
-        rgb: (H, W, 3) uint8, upright, alpha laid over black; of a gray picture all three planes
-            are one, and may not be written to.
-        damaged: a decoder reports damage that Pillow passes over.
-    """
-
-    rgb: np.ndarray
-    damaged: bool
-
-
-@contextmanager
-def _open_image(path: Path, limits: Limits) -> Iterator[Image.Image]:
-    with ExitStack() as stack:
-        try:
-            # Given a path, Pillow maps the file, which ends the process if the file is cut
-            # meanwhile, and garbles turned TIFF files.
-            file = stack.enter_context(path.open("rb"))
-            with warnings.catch_warnings():
-                # The size is checked below, against our own limit.
-                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
-                image = stack.enter_context(Image.open(file))
-        except _DAMAGE as error:
-            too_large = isinstance(error, Image.DecompressionBombError)
-            reason = "too many pixels" if too_large else "damaged, cut or of an unknown kind"
-            raise MediaError(f"{shown(path)} is not a readable image ({reason})") from None
-        limits.check_size(path, *image.size)
-        try:
-            yield image
-        except _DAMAGE as error:
-            raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
-
-
-def read_image_facts(path: Path, limits: Limits) -> ImageFacts:
+def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
     """Open an image, or decode an animation to count its pictures.
 
     Raises:
         MediaError: damaged, of an unknown kind, or too large.
     """
-    with warnings.catch_warnings(record=True) as said, _open_image(path, limits) as image:
+    with warnings.catch_warnings(record=True) as said, _open_image(path) as image:
         warnings.simplefilter("always")
-        (width, height), kind = image.size, image.format or "image"
-        stored = display = width, height
+        check_size(path, image.size, reading)
+        kind = image.format or "image"
+        if image.mode in ("I", "F") or _tag(image, _SAMPLE_FORMAT) not in _UNSIGNED:
+            raise MediaError(
+                f"{shown(path)} has gray levels without a fixed range",
+                "8 and 16 bits without a sign are read",
+                "convert it to PNG",
+            )
         if kind == "PNG":
             # Its orientation may stand behind the pixels.
             image.load()
+        stored = display = image.size
         orientation = _orientation(image)
         if orientation in (5, 6, 7, 8):
             # Pillow gives the size of a TIFF as it is shown, of all others as it is stored.
-            stored, display = (height, width), (width, height)
-            if kind != "TIFF":
-                stored, display = display, stored
+            turned = (image.height, image.width)
+            stored, display = (turned, image.size) if kind == "TIFF" else (image.size, turned)
         faults = []
         if orientation is None:
             faults.append("its EXIF data is damaged: it is taken to be upright")
@@ -137,19 +95,147 @@ def read_image_facts(path: Path, limits: Limits) -> ImageFacts:
                 faults.append("damaged or cut: parts of pictures may be wrong")
         elif kind == "TIFF" and getattr(image, "n_frames", 1) > 1:
             faults.append("several pages: the first is read")
-        if image.mode in ("I", "F"):
-            faults.append("its gray levels have no fixed range: the lowest is shown black")
         faults += [" ".join(str(warning.message).split()) for warning in said]
-    if len(milliseconds) < 2:
-        milliseconds = [0.0]
-    return ImageFacts(
-        frames=len(milliseconds),
-        seconds=np.concatenate([[0.0], np.cumsum(milliseconds)]) / 1000,
+    if path.suffix.lower() in _VIDEO_SUFFIXES:
+        faults.append(f"an image ({kind.lower()}) under the name of a video")
+    moves = len(milliseconds) > 1
+    starts = np.concatenate([[0.0], np.cumsum(milliseconds if moves else [0.0])]) / 1000
+    end = float(starts[-1])
+    return VideoInfo(
+        path=path,
+        kind="video" if moves else "image",
+        times=starts[:-1],
+        duration_seconds=end,
         stored_size=stored,
         display_size=display,
         codec=kind.lower(),
+        container=kind.lower(),
+        source_fps=len(milliseconds) / end if moves else None,
+        constant_rate=bool(np.allclose(np.diff(starts), typical_step(starts))),
+        tick_seconds=0.001,
         warnings=tuple(dict.fromkeys(faults)),
     )
+
+
+def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:
+    """Take the images of a folder, in the order of their numbers, as pictures of a video.
+
+    Every image is opened, so that a wrong one is found before anything is read. Files with
+    other suffixes and hidden ones are left out.
+
+    Raises:
+        MediaError: no images, one that can't be read, or more than the limits allow.
+    """
+    assert reading.image_fps is not None
+    everything = [name for name in sorted(os.listdir(path), key=_by_number) if name[0] != "."]
+    names = [name for name in everything if name.lower().endswith(_FOLDER_SUFFIXES)]
+    if not names:
+        raise MediaError(
+            f"{shown(path)} is a folder without images", f"read are {', '.join(_FOLDER_SUFFIXES)}"
+        )
+    seconds = len(names) / reading.image_fps
+    check_length(path, len(names), seconds, reading)
+    files = tuple(resolve_file(path / name) for name in names)
+    affected: dict[str, list[str]] = {}
+    sizes = []
+    for name, file in zip(names, files, strict=True):
+        if sniff(file) != "image":
+            raise MediaError(f"{shown(file)} is not an image")
+        found = probe_image(file, reading)
+        sizes.append((found.stored_size, found.display_size, found.codec))
+        animated = ["animated: only its first picture is taken"] if found.kind == "video" else []
+        for fault in (*found.warnings, *animated):
+            affected.setdefault(fault, []).append(name)
+    others = [name for name in everything if name.lower().endswith((".heic", ".heif", ".gif"))]
+    if others:
+        affected["left out, of a kind that is not read"] = others
+    faults = _odd_numbers(names)
+    if len({display for _, display, _ in sizes}) > 1:
+        faults.append("the images differ in size")
+    for fault, these in affected.items():
+        more = f" and {len(these) - 1} more" if len(these) > 1 else ""
+        faults.append(f"{shown(these[0])}{more}: {fault}")
+    stored, display, codec = sizes[0]
+    return VideoInfo(
+        path=path,
+        kind="video",
+        times=np.arange(len(names)) / reading.image_fps,
+        duration_seconds=seconds,
+        stored_size=stored,
+        display_size=display,
+        codec=codec,
+        container="folder",
+        source_fps=reading.image_fps,
+        warnings=tuple(faults),
+        files=files,
+    )
+
+
+def walk_image(path: Path, pictures: list[int]) -> Iterator[tuple[int, np.ndarray, bool]]:
+    """Yield index, picture and whether it is damaged, for ascending indices.
+
+    A picture is (H, W, 3) uint8, upright, with alpha laid over black; of a gray one all three
+    planes are the same memory, and may not be written to. Damaged is what a decoder reports though
+    Pillow passes over it.
+
+    Raises:
+        MediaError: damaged, of an unknown kind, or with pixels that are no picture.
+    """
+    with _open_image(path) as image:
+        is_still = getattr(image, "n_frames", 1) < 2
+        first = _first_page(image)
+        for index in pictures:
+            progress.advance()
+            image.seek(first + index)
+            image.load()
+            upright = image
+            if _orientation(image) not in (None, 1):
+                upright = ImageOps.exif_transpose(image)
+            # Of an animation the probe has told this.
+            is_damaged = is_still and _reports_damage(path, image.format or "")
+            yield index, _to_rgb(upright), is_damaged
+
+
+@contextmanager
+def _open_image(path: Path) -> Iterator[Image.Image]:
+    with ExitStack() as stack:
+        try:
+            # Given a path, Pillow maps the file, which ends the process if the file is cut
+            # meanwhile, and garbles turned TIFF files.
+            file = stack.enter_context(path.open("rb"))
+            with warnings.catch_warnings():
+                # The probe checks the size against our own limit.
+                warnings.simplefilter("ignore", Image.DecompressionBombWarning)
+                image = stack.enter_context(Image.open(file))
+        except _DAMAGE as error:
+            too_large = isinstance(error, Image.DecompressionBombError)
+            reason = "too many pixels" if too_large else "damaged, cut or of an unknown kind"
+            raise MediaError(f"{shown(path)} is not a readable image ({reason})") from None
+        try:
+            yield image
+        except _DAMAGE as error:
+            raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
+
+
+def _by_number(name: str) -> list[tuple[int, str]]:
+    """Sort picture2 before picture10."""
+    parts = re.split(r"(\d+)", name.lower())
+    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+
+def _odd_numbers(names: list[str]) -> list[str]:
+    """A number that is missing means a moment that is missing, and all later times are early."""
+    found = [match for name in names if (match := re.fullmatch(r"(.*?)(\d+)\D*", name))]
+    numbers = {int(match[2]) for match in found}
+    if len(found) < len(names) or len({match[1] for match in found}) > 1:
+        return []
+    faults = []
+    if missing := max(numbers) - min(numbers) + 1 - len(numbers):
+        gaps = count(missing, "number is missing", "numbers are missing")
+        faults.append(f"{gaps}: the images follow each other without a gap")
+    if len(numbers) < len(names):
+        faults.append("numbers occur twice: each image is a picture of its own")
+    return faults
 
 
 def _read_durations(image: Image.Image) -> tuple[list[float], bool]:
@@ -158,10 +244,9 @@ def _read_durations(image: Image.Image) -> tuple[list[float], bool]:
     pages = None
     with suppress(*_DAMAGE):
         pages = getattr(image, "n_frames", 1)
-    first = _first_page(image)
+    index = first = _first_page(image)
     if pages is not None and pages - first < 2:
         return [], False
-    index = first
     while pages is None or index < pages:
         progress.advance()
         try:
@@ -195,29 +280,6 @@ def _ends_as_gif(path: Path) -> bool:
     with path.open("rb") as file:
         file.seek(max(0, path.stat().st_size - 4096))
         return file.read().rstrip(b"\0").endswith(b";")
-
-
-def walk_image(
-    path: Path, pictures: list[int], limits: Limits
-) -> Iterator[tuple[int, ImagePicture]]:
-    """Yield ``(index, picture)`` for ascending indices.
-
-    Raises:
-        MediaError: damaged, of an unknown kind, or with pixels that are no picture.
-    """
-    with _open_image(path, limits) as image:
-        is_still = getattr(image, "n_frames", 1) < 2
-        first = _first_page(image)
-        for index in pictures:
-            progress.advance()
-            image.seek(first + index)
-            image.load()
-            upright = image
-            if _orientation(image) not in (None, 1):
-                upright = ImageOps.exif_transpose(image)
-            # Of an animation this is told by the facts.
-            damaged = is_still and _reports_damage(path, image.format or "")
-            yield index, ImagePicture(_to_rgb(upright, path), damaged)
 
 
 def _reports_damage(path: Path, kind: str) -> bool:
@@ -255,13 +317,21 @@ def _decode_jpeg(data: bytes, detection: str) -> list[av.VideoFrame]:
     return [*context.decode(av.Packet(data)), *context.decode(None)]
 
 
-def _to_rgb(image: Image.Image, path: Path) -> np.ndarray:
-    if image.mode.startswith("I") or image.mode == "F":
-        gray = _deep_gray(image, path)
+def _to_rgb(image: Image.Image) -> np.ndarray:
+    if image.mode.startswith("I;16"):
+        is_inverted = _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO
+        hole = image.info.get("transparency")
+
+        def squeeze(strip: Image.Image) -> np.ndarray:
+            values = np.asarray(strip)[..., None]
+            gray = (values // 257).astype(np.uint8)
+            gray = 255 - gray if is_inverted else gray
+            gray[values == hole] = 0
+            return gray
+
+        gray = _by_strips(image, 1, squeeze)
     elif image.mode in ("1", "L") and not image.has_transparency_data:
         gray = _by_strips(image, 1, lambda strip: np.asarray(strip.convert("L"))[..., None])
-        if _tag(image, _SAMPLE_FORMAT) == _SIGNED:
-            gray ^= 0x80
     elif image.has_transparency_data or "A" in image.mode or "a" in image.mode:
         return _by_strips(image, 3, lambda strip: over_black(np.asarray(strip.convert("RGBA"))))
     else:
@@ -272,55 +342,13 @@ def _to_rgb(image: Image.Image, path: Path) -> np.ndarray:
 def _by_strips(
     image: Image.Image, channels: int, convert: Callable[[Image.Image], np.ndarray]
 ) -> np.ndarray:
-    pixels = np.empty((image.height, image.width, channels), dtype=np.uint8)
-    top = 0
-    for strip in _strips(image):
-        pixels[top : top + strip.height] = convert(strip)
-        top += strip.height
-    return pixels
-
-
-def _strips(image: Image.Image) -> Iterator[Image.Image]:
     width, height = image.size
+    pixels = np.empty((height, width, channels), dtype=np.uint8)
     rows = max(1, _STRIP_PIXELS // width)
     for top in range(0, height, rows):
-        yield image.crop((0, top, width, min(top + rows, height)))
-
-
-def _deep_gray(image: Image.Image, path: Path) -> np.ndarray:
-    """Gray levels of more than 8 bits as (H, W, 1) uint8.
-
-    Unsigned 16 bits have a range of their own. All others, floats too, are stretched from their
-    lowest to their highest value.
-    """
-
-    def levels(strip: Image.Image) -> np.ndarray:
-        values = np.asarray(strip)
-        if strip.mode == "I" and _tag(image, _SAMPLE_FORMAT) != _SIGNED:
-            # Pillow takes all whole numbers of 32 bits for signed ones.
-            values = values.view(np.uint32)
-        return values.astype(np.float64)[..., None]
-
-    low, high = 0.0, 65535.0
-    if image.mode in ("I", "F"):
-        low, high = np.inf, -np.inf
-        for strip in _strips(image):
-            values = levels(strip)
-            finite = values[np.isfinite(values)]
-            low, high = finite.min(initial=low), finite.max(initial=high)
-        if low > high:
-            raise MediaError(f"{shown(path)} holds no pixel that is a number")
-
-    def squeeze(strip: Image.Image) -> np.ndarray:
-        if low == high:
-            return np.array(128)
-        values = np.nan_to_num(levels(strip), nan=low, posinf=high, neginf=low)
-        gray = ((values - low) / (high - low) * 255).astype(np.uint8)
-        gray = 255 - gray if _tag(image, _PHOTOMETRIC) == _WHITE_IS_ZERO else gray
-        gray[values == image.info.get("transparency")] = 0
-        return gray
-
-    return _by_strips(image, 1, squeeze)
+        end = min(top + rows, height)
+        pixels[top:end] = convert(image.crop((0, top, width, end)))
+    return pixels
 
 
 def _tag(image: Image.Image, number: int) -> Any:

@@ -2,15 +2,18 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, field
 from fractions import Fraction
 from pathlib import Path
-from typing import Any, Literal
+from typing import Literal
 
 import numpy as np
 
 from apollo_cli.video.picture import Turn
 from apollo_cli.video.timeline import Timeline, typical_step
+
+# A warning that the reader acts on.
+FORMAT_CHANGES = "the picture's size or format changes on the way"
 
 
 @dataclass(frozen=True)
@@ -34,7 +37,7 @@ class VideoInfo:
         stream_index: number of the stream among all streams of the file.
         warnings: one short sentence each, empty for a sound file.
         timeline: how the reader finds the pictures; None for images.
-        identity: of the file that was looked at, see ``container.identify``; empty for a folder.
+        identity: of the file that was probed, see ``container.identify``; empty for a folder.
         files: one image a picture, for a folder of images; else empty.
     """
 
@@ -95,62 +98,3 @@ class VideoInfo:
             self.times[keys[after]] - seconds
         )
         return np.where(is_before, keys[before], keys[after])
-
-
-_TIMELINE_ARRAYS = ("pts", "picture", "packet", "keys", "key_of", "resets")
-_PLAIN_FIELDS = (
-    "kind",
-    "duration_seconds",
-    "codec",
-    "container",
-    "rotation",
-    "mirrored",
-    "source_fps",
-    "constant_rate",
-    "clock_offset_seconds",
-    "tick_seconds",
-    "stream_index",
-)
-
-
-def pack_info(info: VideoInfo) -> tuple[dict[str, Any], dict[str, np.ndarray]]:
-    """Take an info apart into plain values and arrays, for another process."""
-    fields: dict[str, Any] = {name: getattr(info, name) for name in _PLAIN_FIELDS}
-    fields["path"] = str(info.path)
-    fields["files"] = [str(file) for file in info.files]
-    fields["stored_size"] = list(info.stored_size)
-    fields["display_size"] = list(info.display_size)
-    fields["identity"] = list(info.identity)
-    fields["warnings"] = list(info.warnings)
-    aspect = info.sample_aspect
-    fields["sample_aspect"] = None if aspect is None else [aspect.numerator, aspect.denominator]
-    arrays = {"times": info.times}
-    if info.timeline is not None:
-        fields["walk"] = info.timeline.walk
-        arrays["damaged"] = np.array(info.timeline.damaged, dtype=np.int64).reshape(-1, 2)
-        arrays |= {name: getattr(info.timeline, name) for name in _TIMELINE_ARRAYS}
-    return fields, arrays
-
-
-def unpack_info(fields: dict[str, Any], arrays: dict[str, np.ndarray]) -> VideoInfo:
-    """Put together what ``pack_info`` took apart."""
-    aspect = fields["sample_aspect"]
-    info = VideoInfo(
-        path=Path(fields["path"]),
-        times=arrays["times"],
-        stored_size=(fields["stored_size"][0], fields["stored_size"][1]),
-        display_size=(fields["display_size"][0], fields["display_size"][1]),
-        sample_aspect=None if aspect is None else Fraction(*aspect),
-        warnings=tuple(fields["warnings"]),
-        identity=tuple(fields["identity"]),
-        files=tuple(Path(file) for file in fields["files"]),
-        **{name: fields[name] for name in _PLAIN_FIELDS},
-    )
-    if "walk" not in fields:
-        return info
-    timeline = Timeline(
-        damaged=tuple((int(first), int(end)) for first, end in arrays["damaged"]),
-        walk=fields["walk"],
-        **{name: arrays[name] for name in _TIMELINE_ARRAYS},
-    )
-    return replace(info, timeline=timeline)

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import gc
 import os
-from dataclasses import replace
+from contextlib import closing
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import av
@@ -11,12 +13,14 @@ import av.container
 import av.video.stream
 import numpy as np
 
+from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.clock import read_clock
 from apollo_cli.video.container import (
-    DEFAULT_LIMITS,
-    Limits,
+    DEFAULT_READING,
     check_index,
+    check_length,
+    check_size,
     identify,
     open_container,
     resolve_file,
@@ -24,15 +28,14 @@ from apollo_cli.video.container import (
     sniff,
     unchanged,
 )
-from apollo_cli.video.feed import is_cover, picture_streams
+from apollo_cli.video.feed import Feed, is_cover, picture_streams
 from apollo_cli.video.findings import describe_faults
-from apollo_cli.video.folder import probe_folder
-from apollo_cli.video.images import read_image_facts
+from apollo_cli.video.images import probe_folder, probe_image
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.packets import PacketScan, scan_packets
-from apollo_cli.video.picture import display_shape
-from apollo_cli.video.timeline import build_timeline, order_times, typical_step
-from apollo_cli.video.trial import FirstPictures, decode_first
+from apollo_cli.video.packets import NO_TIME, PacketScan, scan_packets
+from apollo_cli.video.picture import Turn, display_shape, read_turn, turn_angle
+from apollo_cli.video.timeline import build_timeline, leading_packets, order_times
+from apollo_cli.video.tonemap import is_hdr
 
 # Each of these keeps a palette from the first packet on, or is not safe to enter midway.
 _STRAIGHT_CODECS = (
@@ -49,78 +52,28 @@ _STRAIGHT_CODECS = (
 _TRUE_TIME_CONTAINERS = ("mov", "matroska", "mpegts", "mpeg", "flv", "nut")
 _INDEXED_CONTAINERS = ("mov", "matroska")
 
+# Packets that are decoded behind the last one that matters, and at most.
+_FURTHER_PACKETS, _MOST_PACKETS = 6, 300
 
-def probe(
-    path: str | Path,
-    *,
-    stream: int | None = None,
-    image_fps: float | None = None,
-    limits: Limits = DEFAULT_LIMITS,
-) -> VideoInfo:
+
+def probe(path: str | Path, reading: ReadingOptions = DEFAULT_READING) -> VideoInfo:
     """Read every packet of a file, decode its first pictures, and say what is in it.
 
     Args:
         path: a plain file; links are followed. With ``image_fps`` it may be a folder of images.
-        stream: number of the stream among all of the file; None takes the main picture stream.
-        image_fps: how many images of a folder make a second.
-        limits: larger files than these are refused.
+        reading: its ``stream``, ``image_fps`` and limits count.
 
     Raises:
         MediaError: not a plain file, not a video or image, nothing to decode, protected, too large.
     """
-    if image_fps is not None and os.path.isdir(path):
-        return probe_folder(Path(os.path.abspath(path)), image_fps, limits)
+    if reading.image_fps is not None and os.path.isdir(path):
+        return probe_folder(Path(os.path.abspath(path)), reading)
     absolute = resolve_file(path)
     identity = identify(absolute)
     with unchanged(absolute, identity):
         is_image = sniff(absolute) == "image"
-        info = (
-            _probe_image(absolute, limits) if is_image else _probe_video(absolute, stream, limits)
-        )
+        info = probe_image(absolute, reading) if is_image else _probe_video(absolute, reading)
     return replace(info, identity=identity)
-
-
-def _probe_video(absolute: Path, stream: int | None, limits: Limits) -> VideoInfo:
-    with open_container(absolute) as container:
-        picked = pick_stream(container, absolute, stream)
-        # Matroska loads its index at the first seek; mov has all of it when it isn't fragmented.
-        is_mov = container.format.name.startswith("mov")
-        has_index = len(picked.index_entries) > 0 or not is_mov
-        limits.check_size(absolute, picked.codec_context.width, picked.codec_context.height)
-        scan = scan_packets(container, picked, limits.max_pictures)
-        if scan is None:
-            limits.refuse_pictures(absolute)
-        check_content(absolute, scan)
-        first = decode_first(absolute, picked.index, scan)
-        may_seek = has_index and container.format.name.startswith(_INDEXED_CONTAINERS)
-        info = _assemble(absolute, container, picked, scan=scan, first=first, may_seek=may_seek)
-    limits.check_size(absolute, *info.stored_size)
-    limits.check_size(absolute, *info.display_size)
-    limits.check_duration(absolute, info.duration_seconds)
-    return info
-
-
-def _probe_image(path: Path, limits: Limits) -> VideoInfo:
-    facts = read_image_facts(path, limits)
-    moves = facts.frames > 1
-    step = typical_step(facts.seconds)
-    misnamed = []
-    if path.suffix.lower() in (".mp4", ".mov", ".mkv", ".avi", ".webm", ".m4v", ".ts"):
-        misnamed.append(f"an image ({facts.codec}) under the name of a video")
-    return VideoInfo(
-        path=path,
-        kind="video" if moves else "image",
-        times=facts.seconds[:-1],
-        duration_seconds=float(facts.seconds[-1]),
-        stored_size=facts.stored_size,
-        display_size=facts.display_size,
-        codec=facts.codec,
-        container=facts.codec,
-        source_fps=facts.frames / float(facts.seconds[-1]) if moves else None,
-        constant_rate=bool(np.allclose(np.diff(facts.seconds), step)),
-        tick_seconds=0.001,
-        warnings=(*facts.warnings, *misnamed),
-    )
 
 
 def pick_stream(
@@ -136,8 +89,7 @@ def pick_stream(
         check_index(path)
         if any(not is_cover(s) for s in container.streams.video):
             raise MediaError(f"{shown(path)} has pictures in a coding that is not known")
-        has_sound = bool(container.streams.audio)
-        what = "has sound only" if has_sound else "has no picture stream"
+        what = "has sound only" if container.streams.audio else "has no picture stream"
         raise MediaError(f"{shown(path)} {what}", "a picture stream is needed")
     if index is not None:
         for candidate in moving:
@@ -149,62 +101,137 @@ def pick_stream(
     return best if isinstance(best, av.video.stream.VideoStream) and best in moving else moving[0]
 
 
-def check_content(path: Path, scan: PacketScan) -> None:
-    """Refuse a stream without anything to decode.
+def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
+    with open_container(path) as container:
+        stream = pick_stream(container, path, reading.stream)
+        codec, kind = stream.codec_context.name, container.format.name
+        # Matroska loads its index at the first seek; mov has all of it when it isn't fragmented.
+        has_index = len(stream.index_entries) > 0 or not kind.startswith("mov")
+        check_size(path, (stream.codec_context.width, stream.codec_context.height), reading)
+        scan = scan_packets(container, stream, reading.max_pictures)
+        if scan is None:
+            check_length(path, reading.max_pictures + 1, 0, reading)
+        assert scan is not None
+        if scan.encrypted:
+            raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
+        if not scan.is_shown.any():
+            raise MediaError(f"{shown(path)} shows no picture: its picture stream is empty")
+        first = _decode_first(path, stream.index, scan)
+        is_shown = scan.is_shown & ~first.undecodable
+        if not is_shown.any():
+            raise MediaError(f"{shown(path)} shows no picture that can be decoded")
+        times = order_times(scan, is_shown, float(stream.time_base or 1))
+        clock = read_clock(container, stream, scan, times)
+        aspect = stream.sample_aspect_ratio
+        aspect = None if not aspect or aspect == 1 else aspect
+        info = VideoInfo(
+            path=path,
+            kind="video",
+            times=clock.seconds,
+            duration_seconds=clock.duration_seconds,
+            stored_size=first.size,
+            display_size=first.turn.size(*display_shape(*first.size, aspect)),
+            codec=codec,
+            container=kind,
+            rotation=first.turn.rotation,
+            mirrored=first.turn.mirrored,
+            sample_aspect=aspect,
+            source_fps=clock.source_fps,
+            constant_rate=clock.constant_rate,
+            clock_offset_seconds=clock.offset_seconds,
+            tick_seconds=clock.tick_seconds,
+            stream_index=stream.index,
+            timeline=build_timeline(
+                scan,
+                times,
+                may_seek=has_index and kind.startswith(_INDEXED_CONTAINERS),
+                in_order=first.is_palette or codec in _STRAIGHT_CODECS or scan.needs_all,
+                reorders=first.reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
+            ),
+        )
+        lost = int((scan.is_shown & first.undecodable).sum())
+        faults = describe_faults(
+            info, container, stream, scan=scan, times=times, lost=lost, first=first.warnings
+        )
+        warnings = tuple(faults)
+    check_size(path, info.stored_size, reading)
+    check_size(path, info.display_size, reading)
+    check_length(path, info.frame_count, info.duration_seconds, reading)
+    return replace(info, warnings=warnings)
+
+
+@dataclass(frozen=True)
+class _FirstPictures:
+    """What decoding the start of a stream has shown.
+
+    Attributes:
+        size: stored width and height.
+        turn: from the display matrix.
+        is_palette: pixels are numbers of colours.
+        reorders: the decoder holds pictures back, to put them into another order.
+        undecodable: (packets,) bool: in front of the first key packet, or behind it and built on
+            pictures that are not in the file.
+        warnings: what is odd about the first picture.
+    """
+
+    size: tuple[int, int]
+    turn: Turn
+    is_palette: bool
+    reorders: bool
+    undecodable: np.ndarray
+    warnings: list[str]
+
+
+def _decode_first(path: Path, stream_index: int, scan: PacketScan) -> _FirstPictures:
+    """Decode from the first key packet on, until the pictures that lead it have had their chance.
 
     Raises:
-        MediaError: no packets, or protected ones.
+        MediaError: nothing comes out.
     """
-    if scan.encrypted:
-        raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
-    if not scan.is_shown.any():
-        raise MediaError(f"{shown(path)} shows no picture: its picture stream is empty")
-
-
-def _assemble(
-    path: Path,
-    container: av.container.InputContainer,
-    stream: av.video.stream.VideoStream,
-    *,
-    scan: PacketScan,
-    first: FirstPictures,
-    may_seek: bool,
-) -> VideoInfo:
-    is_shown = scan.is_shown & ~first.undecodable
-    if not is_shown.any():
-        raise MediaError(f"{shown(path)} shows no picture that can be decoded")
-    times = order_times(scan, is_shown, float(stream.time_base or 1))
-    clock = read_clock(container, stream, scan, times)
-    aspect = stream.sample_aspect_ratio
-    aspect = None if not aspect or aspect == 1 else aspect
-    codec, kind = stream.codec_context.name, container.format.name
-    faults = describe_faults(
-        path, container, stream, scan=scan, first=first, times=times, clock=clock, aspect=aspect
+    keys = np.flatnonzero(scan.is_key)
+    start = int(keys[0]) if len(keys) else 0
+    numbers = np.arange(len(scan.pts))
+    leads = np.isin(numbers, leading_packets(scan.pts, keys, start)) & scan.is_shown
+    last = int(np.flatnonzero(leads)[-1]) if leads.any() else start
+    stop = min(start + _MOST_PACKETS, last + _FURTHER_PACKETS)
+    came: set[int] = set()
+    first: av.VideoFrame | None = None
+    pictures: list[tuple[int, av.VideoFrame]] = []
+    is_sound = True
+    with closing(Feed(path, stream_index)) as feed:
+        feed.skip_to(start)
+        while first is None or feed.number < stop:
+            packet = feed.read()
+            pictures = feed.drain() if packet is None else feed.decode(packet)
+            came.update(number for number, _ in pictures)
+            is_sound &= not feed.is_broken
+            if first is None and pictures:
+                first = pictures[0][1]
+            if packet is None:
+                break
+        came.update(number for number, _ in feed.drain())
+    if first is None:
+        raise MediaError(f"{shown(path)}: no picture can be decoded", "it may be damaged")
+    undecodable = (numbers < start) | (leads & ~np.isin(numbers, list(came)))
+    if is_sound and came and (shown_first := scan.pts[min(came)]) != NO_TIME:
+        # Where no picture stands alone, the decoder holds back all until the whole is refreshed.
+        undecodable |= (numbers < min(came)) & (scan.pts < shown_first)
+    angle = turn_angle(first)[0]
+    faults = {
+        f"the picture is turned by {angle:.0f} degrees: it is shown upright to the nearest right "
+        "angle": abs(angle / 90 % 1 - 0.5) < 0.49,
+        "interlaced: pictures are taken as they are stored": first.interlaced_frame,
+        "HDR: brightness is mapped to an ordinary screen": is_hdr(first),
+    }
+    found = _FirstPictures(
+        size=(first.width, first.height),
+        turn=read_turn(first),
+        is_palette=first.format.name == "pal8",
+        reorders=feed.stream.codec_context.has_b_frames,
+        undecodable=undecodable,
+        warnings=[fault for fault, is_there in faults.items() if is_there],
     )
-    timeline = build_timeline(
-        scan,
-        times,
-        may_seek=may_seek,
-        in_order=first.pixel_format == "pal8" or codec in _STRAIGHT_CODECS or scan.needs_all,
-        reorders=first.reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
-    )
-    return VideoInfo(
-        path=path,
-        kind="video",
-        times=clock.seconds,
-        duration_seconds=clock.duration_seconds,
-        stored_size=first.size,
-        display_size=first.turn.size(*display_shape(*first.size, aspect)),
-        codec=codec,
-        container=kind,
-        rotation=first.turn.rotation,
-        mirrored=first.turn.mirrored,
-        sample_aspect=aspect,
-        source_fps=clock.source_fps,
-        constant_rate=clock.constant_rate,
-        clock_offset_seconds=clock.offset_seconds,
-        tick_seconds=clock.tick_seconds,
-        stream_index=stream.index,
-        warnings=faults,
-        timeline=timeline,
-    )
+    # Asked for its side data, a picture of PyAV refers to itself: nothing else would free it soon.
+    del first, pictures
+    gc.collect(1)
+    return found

@@ -20,7 +20,7 @@ from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, Turn, VisualPart
 from apollo_cli.planning import Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.reader import ReadReport
+from apollo_cli.video.reader import describe_damage
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watching import read_planned
@@ -242,7 +242,6 @@ class ExampleBuilder:
         self, info: VideoInfo, plan: ClipPlan
     ) -> tuple[VisualPart, dict[str, torch.Tensor], tuple[str, ...]]:
         """The pictures of one file, and how the prompt tells them."""
-        report = ReadReport()
         batches = list(
             read_planned(
                 self.reader,
@@ -251,12 +250,12 @@ class ExampleBuilder:
                 plan.times,
                 ReadingOptions(),
                 batch_clips=ENCODE_BATCH["cpu"],
-                report=report,
             )
         )
-        times = np.concatenate([batch.times for batch in batches])
+        times = np.concatenate([batch.seconds for batch in batches])
         pixels = [{n: torch.from_numpy(a) for n, a in b.pixels.items()} for b in batches]
-        told = report.describe()
+        damaged = [seconds for batch in batches for seconds in batch.damaged]
+        told = describe_damage(info, damaged, plan.times)
         notes = (f"{info.path.name}: {told}",) if told else ()
         return self.planner.part(info, plan, times=times), join_clips(pixels), notes
 

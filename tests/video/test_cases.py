@@ -14,7 +14,7 @@ import pytest
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import VideoInfo, probe
-from apollo_cli.video.reader import ReadReport, read_frames
+from apollo_cli.video.reader import describe_damage, read_frames
 from tests.cases import CASES, FOLDER
 from tests.cases.marker import read_marker
 
@@ -44,9 +44,9 @@ ODD_NAMES = (
 def wrong_pictures(info: VideoInfo, indices: list[int], marks: list[int]) -> list:
     """The pictures, among those asked for by their times, that are not what they should be."""
     wrong = []
-    report = ReadReport()
     seen = []
-    for frame in read_frames(info, info.times[indices], report=report):
+    for frame in read_frames(info, info.times[indices]):
+        assert frame.damaged == ()
         index = indices[frame.position]
         mark = read_marker(frame.rgb)
         seen.append(frame.position)
@@ -55,7 +55,6 @@ def wrong_pictures(info: VideoInfo, indices: list[int], marks: list[int]) -> lis
         elif frame.seconds != pytest.approx(info.times[index], abs=1e-6):
             wrong.append((index, frame.seconds))
     assert sorted(seen) == list(range(len(indices)))
-    assert report.damaged_seconds == []
     return wrong
 
 
@@ -99,10 +98,7 @@ def test_pictures_are_right_in_order_and_at_random(name: str):
 @pytest.mark.parametrize("name", [name for name in READABLE if HANDED[name]["klass"] == "warns"])
 def test_what_is_odd_about_a_file_is_said(name: str):
     info = probe(FOLDER / name)
-    report = ReadReport()
-    for _ in read_frames(info, info.times, report=report):
-        pass
-    assert info.warnings or report.describe()
+    assert info.warnings or any(frame.damaged for frame in read_frames(info, info.times))
 
 
 @pytest.mark.parametrize("name", ERRORS)
@@ -146,22 +142,22 @@ def test_times_outside_of_the_video_give_its_first_and_last_picture():
 def test_each_damaged_picture_is_replaced_by_a_neighbour_and_counted():
     case = HANDED["bit_flips.mp4"]["facts"]
     info = probe(FOLDER / "bit_flips.mp4")
-    report = ReadReport()
-    wrong = 0
-    for frame in read_frames(info, info.times, report=report):
+    wrong, damaged = 0, list[float]()
+    for frame in read_frames(info, info.times):
+        damaged += frame.damaged
         mark = read_marker(frame.rgb)
         assert mark is not None, "a broken picture was handed out"
         assert info.times[mark.number] == pytest.approx(frame.seconds)
         wrong += frame.seconds != info.times[frame.position]
-    assert wrong == len(report.damaged_seconds) == 240 - case["good_frames"]
-    assert "75 of 240 pictures are damaged" in report.describe()
+    assert wrong == len(damaged) == 240 - case["good_frames"]
+    assert "75 of 240 pictures are damaged" in describe_damage(info, damaged, info.times)
 
 
 def test_the_nearest_sound_picture_stands_in_whatever_was_read_before():
     info = probe(FOLDER / "bit_flips.mp4")
-    report = ReadReport()
-    whole = {f.position: f.seconds for f in read_frames(info, info.times, report=report)}
-    damaged = np.isin(info.times, report.damaged_seconds)
+    frames = list(read_frames(info, info.times))
+    whole = {f.position: f.seconds for f in frames}
+    damaged = np.isin(info.times, [seconds for f in frames for seconds in f.damaged])
     for index in np.flatnonzero(damaged).tolist()[::4]:
         (alone,) = read_frames(info, info.times[[index]])
         assert alone.seconds == whole[index]

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import ReadReport, read_frames
+from apollo_cli.video.reader import read_frames
 from tests.cases import FOLDER
 from tests.cases.marker import read_marker
 from tests.video.made import make_film
@@ -66,9 +66,9 @@ def remux(source: Path, target: Path) -> Path:
 def read_all(path: Path) -> tuple[np.ndarray, list[int | None]]:
     """Times from the first picture on, and the numbers drawn into the pictures."""
     info = probe(path)
-    report = ReadReport()
-    marks = [read_marker(frame.rgb) for frame in read_frames(info, info.times, report=report)]
-    assert report.damaged_seconds == []
+    frames = list(read_frames(info, info.times))
+    marks = [read_marker(frame.rgb) for frame in frames]
+    assert not any(frame.damaged for frame in frames)
     assert not [fault for fault in info.warnings if "starts again" in fault]
     return info.times - info.times[0], [mark and mark.number for mark in marks]
 

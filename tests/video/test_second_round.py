@@ -15,7 +15,7 @@ from av.video.stream import VideoStream
 from apollo_cli.errors import MediaError
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import ReadReport, read_frames
+from apollo_cli.video.reader import describe_damage, read_frames
 from tests.cases import FOLDER
 from tests.cases.marker import read_marker
 from tests.video.made import make_film, marked_frame
@@ -38,12 +38,12 @@ FIRST_MARKS = {"intra_refresh_nostart.ts": 98}
 
 def read_marks(info: VideoInfo, indices: list[int]) -> tuple[list, list[int]]:
     """Time and mark of each picture, and which are damaged."""
-    report = ReadReport()
-    seen = {}
-    for frame in read_frames(info, info.times[indices], report=report):
+    seen, found = {}, list[float]()
+    for frame in read_frames(info, info.times[indices]):
         mark = read_marker(frame.rgb)
         seen[frame.position] = (frame.seconds, mark and mark.number)
-    damaged = np.flatnonzero(np.isin(info.times, report.damaged_seconds)).tolist()
+        found += frame.damaged
+    damaged = np.flatnonzero(np.isin(info.times, found)).tolist()
     return [seen[k] for k in range(len(indices))], damaged
 
 
@@ -72,7 +72,8 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
 def test_one_damaged_picture_is_not_told_as_the_first(
     seconds: list[float], words: str, absent: str
 ):
-    told = ReadReport(pictures=30, damaged_seconds=seconds).describe()
+    info = probe(FOLDER / "c1_006_flip_ffv1.mkv")
+    told = describe_damage(info, seconds, info.times)
     assert words in told
     assert re.search(absent, told) is None
 
