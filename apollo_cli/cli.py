@@ -203,31 +203,38 @@ def _run(arguments: list[str]) -> int:
         code = cli.main(
             ["--debug"] * seen["debug"] + rest, "apollo", standalone_mode=False, obj=seen
         )
-    except click.ClickException as error:
-        if isinstance(error, click.exceptions.NoArgsIsHelpError):
-            _say(error.ctx.get_help())
-        else:
-            _show(_usage(error) + _variables(error.format_message(), arguments), seen["debug"])
-        return error.exit_code
-    except ApolloError as error:
-        _show(error.message + _variables(error.message, arguments), seen["debug"])
-        return _exit_code(error)
+        return code if isinstance(code, int) else 0
+    except click.exceptions.NoArgsIsHelpError as error:
+        click.echo(error.ctx.get_help())
+        return 0
     except (KeyboardInterrupt, click.Abort):
         _say("interrupted")
         return INTERRUPTED
     except PipeClosed:
         raise
-    except OSError as error:
+    except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
+        if seen["debug"]:
+            import traceback
+
+            traceback.print_exc()
+        code, message = _describe(error, arguments)
+        more = "" if seen["debug"] else "; run again with --debug for the traceback"
+        _say(f"error: {message}{more if message.startswith('unexpected ') else ''}")
+        return code
+
+
+def _describe(error: Exception, arguments: list[str]) -> tuple[int, str]:
+    """The exit code of an error, and its one line for the user."""
+    if isinstance(error, click.ClickException):
+        message = error.format_message()
+        return error.exit_code, _usage(error) + _variables(message, arguments)
+    if isinstance(error, ApolloError):
+        return _exit_code(error), error.message + _variables(error.message, arguments)
+    if isinstance(error, OSError):
         is_output = error.errno in _DISK_FULL and not error.filename
         place = f": {error.filename or 'the output'}" if error.filename or is_output else ""
-        _show(f"{error.strerror or error}{place}", seen["debug"])
-        return 1
-    except Exception as error:  # noqa: BLE001 - the edge: no user should meet a traceback
-        what = f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
-        more = "" if seen["debug"] else "; run again with --debug for the traceback"
-        _show(what + more, seen["debug"])
-        return 1
-    return code if isinstance(code, int) else 0
+        return 1, f"{error.strerror or error}{place}"
+    return 1, f"unexpected {type(error).__name__}: {' '.join(str(error).split())}"
 
 
 def _usage(error: click.ClickException) -> str:
@@ -251,14 +258,6 @@ def _variables(message: str, arguments: list[str]) -> str:
             is_meant = re.search(rf"{flag}(?![\w-])", message) or repr(value) in message
             found += [name] if is_meant and name not in found else []
     return f"; set by the variable {' and '.join(found)}" if found else ""
-
-
-def _show(message: str, debug: bool) -> None:
-    if debug:
-        import traceback
-
-        traceback.print_exc()
-    _say(f"error: {message}")
 
 
 def _say(text: str) -> None:

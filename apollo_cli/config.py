@@ -1,10 +1,11 @@
-"""Options, as frozen dataclasses. Each command-line flag maps onto one field."""
+"""Options, as frozen dataclasses: each field says by which flag it is set, its range and help."""
 
 from __future__ import annotations
 
+import math
 import re
-from dataclasses import dataclass
-from typing import Literal
+from dataclasses import dataclass, field, fields
+from typing import Any, Literal, get_args
 
 from apollo_cli.errors import UsageError
 
@@ -17,131 +18,7 @@ Decoder = Literal["pyav", "decord"]
 SubtitleStyle = Literal["listed", "interleaved"]
 ShortPolicy = Literal["repeat", "stretch", "error"]
 
-
-@dataclass(frozen=True)
-class SamplingOptions:
-    """Which moments of a video are looked at.
-
-    Attributes:
-        mode: ``fps`` keeps a constant rate inside each clip and spaces the clips out past the
-            budget (paper, section 3); ``uniform`` spreads a fixed number of frames evenly.
-        fps: frames a second inside a clip; None takes the rate the checkpoint was trained with.
-        frames: number of frames for ``uniform``; None takes as many as the budget holds.
-        max_clips: upper bound on the number of clips; None leaves it to the token budget.
-        start_seconds: start of the window to look at.
-        end_seconds: end of the window; None is the end of the video.
-        short: what a video shorter than one clip does: ``repeat`` its last frame (as the
-            original does), ``stretch`` the frames over what is there, or ``error``.
-    """
-
-    mode: SamplingMode = "fps"
-    fps: float | None = None
-    frames: int | None = None
-    max_clips: int | None = None
-    start_seconds: float = 0.0
-    end_seconds: float | None = None
-    short: ShortPolicy = "repeat"
-
-    def __post_init__(self) -> None:
-        if self.mode not in ("fps", "uniform"):
-            raise UsageError(f"--sampling {self.mode}", "allowed are fps and uniform")
-        if self.short not in ("repeat", "stretch", "error"):
-            raise UsageError(f"--short {self.short}", "allowed are repeat, stretch and error")
-        # Below, a clip would be longer than any number of ours holds.
-        if self.fps is not None and not 0.001 <= self.fps <= 1000:
-            raise UsageError(f"--fps {self.fps:g}", "allowed is a rate of 0.001 to 1000")
-        if self.fps is not None and self.mode == "uniform":
-            raise UsageError("--fps with --sampling uniform", next_step="use --frames instead")
-        if self.frames is not None and self.mode == "fps":
-            raise UsageError("--frames with --sampling fps", next_step="add --sampling uniform")
-        if self.frames is not None and not 1 <= self.frames <= 100_000:
-            raise UsageError(f"--frames {self.frames}", "allowed is 1 to 100,000")
-        if self.max_clips is not None and self.max_clips < 1:
-            raise UsageError(f"--max-clips {self.max_clips}", "allowed is 1 or more")
-        if not 0 <= self.start_seconds < float("inf"):
-            raise UsageError(f"--from {self.start_seconds:g}", "allowed is 0 or later")
-        if self.end_seconds is not None and not self.end_seconds > self.start_seconds:
-            raise UsageError(
-                f"--from {self.start_seconds:g} --to {self.end_seconds:g}",
-                "--to must be later than --from",
-            )
-
-
-@dataclass(frozen=True)
-class ReadingOptions:
-    """How files are read.
-
-    Attributes:
-        stream: number of the picture stream among all streams; None takes the main one.
-        decoder: ``pyav`` is the reference; the others never judge count or time.
-        fast: take the key picture nearest to each moment: about ten times cheaper, approximate.
-        strict: a damaged picture is an error instead of a note.
-        image_fps: how many images of a folder make a second.
-        subtitles: ``none``, ``auto`` for a file beside the video or a track inside, or a file.
-        subtitle_style: ``listed`` before the question, as the paper's evaluation does, or
-            ``interleaved`` with the clips during which they are shown.
-        max_pixels: largest picture that is opened. max_hours: longest video that is opened.
-        max_pictures: most pictures of a video that is opened.
-    """
-
-    stream: int | None = None
-    decoder: Decoder = "pyav"
-    fast: bool = False
-    strict: bool = False
-    image_fps: float | None = None
-    subtitles: str = "none"
-    subtitle_style: SubtitleStyle = "listed"
-    max_pixels: int = 1 << 26
-    max_hours: float = 24.0
-    max_pictures: int = 6_000_000
-
-    def __post_init__(self) -> None:
-        if self.image_fps is not None and not 0 < self.image_fps <= 1000:
-            raise UsageError(f"--image-fps {self.image_fps:g}", "allowed is above 0, up to 1000")
-        if self.stream is not None and self.stream < 0:
-            raise UsageError(f"--stream {self.stream}", "allowed is 0 or more")
-        if self.max_pixels < 1:
-            raise UsageError(f"--max-pixels {self.max_pixels}", "allowed is 1 or more")
-        if self.max_pictures < 1:
-            raise UsageError(f"--max-pictures {self.max_pictures}", "allowed is 1 or more")
-        if not self.max_hours > 0:
-            raise UsageError(f"--max-hours {self.max_hours:g}", "allowed is above 0")
-
-
-@dataclass(frozen=True)
-class GenerationOptions:
-    """How the answer is written.
-
-    Attributes:
-        max_new_tokens: longest answer, in tokens; it is part of the token budget.
-        temperature: 0 is greedy, the default: the same question gets the same answer.
-        top_p: share of probability mass that sampling draws from.
-        seed: seed of the sampling; unused when greedy.
-        repetition_penalty: None takes the checkpoint's own value. It looks at the generated
-            tokens only, as the original does when it is given embeddings.
-    """
-
-    max_new_tokens: int = 256
-    temperature: float = 0.0
-    top_p: float = 1.0
-    seed: int = 0
-    repetition_penalty: float | None = None
-
-    def __post_init__(self) -> None:
-        if self.max_new_tokens < 1:
-            raise UsageError(f"--max-new-tokens {self.max_new_tokens}", "allowed is 1 or more")
-        # What is smaller has no place among 32-bit probabilities.
-        if self.temperature != 0 and not 0.001 <= self.temperature <= 100:
-            raise UsageError(f"--temperature {self.temperature:g}", "allowed is 0, or 0.001 to 100")
-        if not 0.0001 <= self.top_p <= 1:
-            raise UsageError(f"--top-p {self.top_p:g}", "allowed is 0.0001 to 1")
-        if not 0 <= self.seed < 2**63:
-            raise UsageError(f"--seed {self.seed}", "allowed is 0 up to 2**63 - 1")
-        if self.repetition_penalty is not None and not 0 < self.repetition_penalty <= 10:
-            raise UsageError(
-                f"--repetition-penalty {self.repetition_penalty:g}",
-                "allowed is above 0 and up to 10",
-            )
+_MOMENT = "seconds (83.2), 12:30 or 1:02:03"
 
 
 def parse_moment(text: str) -> float:
@@ -156,6 +33,260 @@ def parse_moment(text: str) -> float:
     for part in text.split(":"):
         seconds = seconds * 60 + float(part)
     return seconds
+
+
+@dataclass(frozen=True)
+class Flag:
+    """How the command line sets one field of an options class.
+
+    Attributes:
+        name: such as ``--fps``. help: its line on the help page.
+        kind: type of the value, a Literal of the allowed ones, or a function that parses text.
+        low, high: smallest and largest allowed number. off: a number outside of them that is
+            allowed as well, such as 0 for "not at all".
+        unset: what happens without the flag, where the default itself does not say so.
+        completes: what a shell completes: ``file``, ``model`` or nothing.
+    """
+
+    name: str
+    help: str
+    kind: Any = str
+    low: float = -math.inf
+    high: float = math.inf
+    off: float | None = None
+    unset: str | None = None
+    completes: str = ""
+
+    @property
+    def choices(self) -> tuple[str, ...]:
+        """The allowed values; empty allows all of its kind."""
+        return get_args(self.kind)
+
+    def check(self, value: Any) -> None:
+        """Check a value of the field; None stands for a flag that is not set.
+
+        Raises:
+            UsageError: the value is none of the choices, or out of range; NaN always is.
+        """
+        if self.choices:
+            if value not in (None, *self.choices):
+                allowed = f"allowed are {' and '.join(self.choices)}"
+                raise UsageError(f"{self.name} {value}", allowed)
+        elif self.kind in (str, bool) or value in (None, self.off):
+            return
+        elif not self.low <= value <= self.high:
+            off = "" if self.off is None else f"{self.off:g}, or "
+            upper = " or more" if self.high == math.inf else f" to {self.high:,.20g}"
+            raise UsageError(f"{self.name} {value:.20g}", f"allowed is {off}{self.low:g}{upper}")
+
+
+def flag(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
+    """A field of an options class that a flag sets; ``more`` are attributes of ``Flag``."""
+    return field(default=default, metadata={"flag": Flag(name, help, **more)})
+
+
+@dataclass(frozen=True)
+class Options:
+    """Base of the options classes: each field is checked against its flag."""
+
+    def __post_init__(self) -> None:
+        for own in fields(self):
+            own.metadata["flag"].check(getattr(self, own.name))
+
+
+@dataclass(frozen=True)
+class ModelOptions(Options):
+    """Which model answers, and how it is loaded; arguments of ``engine.load``."""
+
+    model: str = flag(
+        "--model",
+        "Known name, folder, owner/repository[@rev], or auto: the best fetched one that fits.",
+        default="auto",
+        completes="model",
+    )
+    device: str | None = flag("--device", "cpu, cuda, cuda:1 or mps.", unset="the best there is")
+    dtype: str | None = flag("--dtype", "bfloat16, float16 or float32.", unset="the device's best")
+    quant: Literal["4bit", "8bit"] | None = flag(
+        "--quant",
+        "Fewer bits for the language model's weights.",
+        kind=Literal["4bit", "8bit"],
+        unset="as the model is stored",
+    )
+    template: str | None = flag("--template", "qwen_2 or qwen_1_5.", unset="the model's own")
+    adapter: str | None = flag(
+        "--adapter",
+        "Result folder of apollo finetune run, put on its model.",
+        unset="none",
+        completes="file",
+    )
+
+
+@dataclass(frozen=True)
+class SamplingOptions(Options):
+    """Which moments of a video are seen.
+
+    Attributes:
+        mode: ``fps`` keeps a constant rate inside each clip and spaces the clips out past the
+            budget (paper, section 3); ``uniform`` spreads a fixed number of frames evenly.
+        short: what a video shorter than one clip does: ``repeat`` its last frame (as the
+            original does), ``stretch`` the frames over what is there, or ``error``.
+    """
+
+    mode: SamplingMode = flag(
+        "--sampling",
+        "Constant rate in clips, or frames spread evenly.",
+        default="fps",
+        kind=SamplingMode,
+    )
+    # At a lower rate, a clip would be longer than any number of ours holds.
+    fps: float | None = flag(
+        "--fps",
+        "Frames a second inside a clip.",
+        kind=float,
+        low=0.001,
+        high=1000,
+        unset="the model's own",
+    )
+    frames: int | None = flag(
+        "--frames",
+        "Number of frames for --sampling uniform.",
+        kind=int,
+        low=1,
+        high=100_000,
+        unset="as many as the model holds",
+    )
+    max_clips: int | None = flag(
+        "--max-clips",
+        "See no more clips than this.",
+        kind=int,
+        low=1,
+        unset="as many as the model holds",
+    )
+    start_seconds: float = flag(
+        "--from",
+        f"Start of the part to see: {_MOMENT}.",
+        kind=parse_moment,
+        default=0.0,
+        low=0,
+        high=1e9,
+        unset="the start",
+    )
+    end_seconds: float | None = flag(
+        "--to", f"End of the part to see: {_MOMENT}.", kind=parse_moment, low=0, unset="the end"
+    )
+    short: ShortPolicy = flag(
+        "--short",
+        "What a video shorter than one clip does with its frames.",
+        default="repeat",
+        kind=ShortPolicy,
+    )
+
+    def __post_init__(self) -> None:
+        super().__post_init__()
+        if self.fps is not None and self.mode == "uniform":
+            raise UsageError("--fps with --sampling uniform", next_step="use --frames instead")
+        if self.frames is not None and self.mode == "fps":
+            raise UsageError("--frames with --sampling fps", next_step="add --sampling uniform")
+        if self.end_seconds is not None and self.end_seconds <= self.start_seconds:
+            raise UsageError(
+                f"--from {self.start_seconds:g} --to {self.end_seconds:g}",
+                "--to must be later than --from",
+            )
+
+
+@dataclass(frozen=True)
+class ReadingOptions(Options):
+    """How files are read.
+
+    Attributes:
+        decoder: ``pyav`` is the reference; the others never judge count or time.
+        fast: take the key picture nearest to each moment: about ten times cheaper, approximate.
+        subtitles: ``none``, ``auto`` for a file beside the video or a track inside, or a file.
+        subtitle_style: ``listed`` before the question, as the paper's evaluation does, or
+            ``interleaved`` with the clips during which they are shown.
+    """
+
+    stream: int | None = flag(
+        "--stream",
+        "Number of the picture stream in the file.",
+        kind=int,
+        low=0,
+        unset="the main one",
+    )
+    decoder: Decoder = flag("--decoder", "Who decodes the pictures.", default="pyav", kind=Decoder)
+    fast: bool = flag(
+        "--fast", "Key pictures only: cheap, and approximate.", kind=bool, default=False
+    )
+    strict: bool = flag(
+        "--strict", "A damaged picture is an error, not a note.", kind=bool, default=False
+    )
+    image_fps: float | None = flag(
+        "--image-fps",
+        "A folder of images is a video at this rate.",
+        kind=float,
+        low=0.001,
+        high=1000,
+        unset="folders are refused",
+    )
+    subtitles: str = flag(
+        "--subtitles",
+        "none, auto (beside the video or inside of it), or a file (srt, vtt, ass).",
+        default="none",
+        completes="file",
+    )
+    subtitle_style: SubtitleStyle = flag(
+        "--subtitle-style",
+        "Before the question, or with the clips.",
+        default="listed",
+        kind=SubtitleStyle,
+    )
+    max_pixels: int = flag(
+        "--max-pixels", "Largest picture to open.", kind=int, default=1 << 26, low=1
+    )
+    max_hours: float = flag(
+        "--max-hours", "Longest video to open.", kind=float, default=24.0, low=1e-6
+    )
+    max_pictures: int = flag(
+        "--max-pictures", "Most pictures of a video.", kind=int, default=6_000_000, low=1
+    )
+
+
+@dataclass(frozen=True)
+class GenerationOptions(Options):
+    """How the answer is written.
+
+    Attributes:
+        max_new_tokens: longest answer, in tokens; it is part of the token budget.
+        temperature: 0 is greedy, the default: the same question gets the same answer. A positive
+            one below 0.001 has no place among 32-bit probabilities.
+        repetition_penalty: None takes the checkpoint's own value. It looks at the generated
+            tokens only, as the original does when it is given embeddings.
+    """
+
+    max_new_tokens: int = flag(
+        "--max-new-tokens", "Longest answer, in tokens.", kind=int, default=256, low=1
+    )
+    temperature: float = flag(
+        "--temperature",
+        "0 is greedy and repeatable.",
+        kind=float,
+        default=0.0,
+        low=0.001,
+        high=100,
+        off=0,
+    )
+    top_p: float = flag(
+        "--top-p", "Share of probability to draw from.", kind=float, default=1.0, low=0.0001, high=1
+    )
+    seed: int = flag("--seed", "Seed of the sampling.", kind=int, default=0, low=0, high=2**63 - 1)
+    repetition_penalty: float | None = flag(
+        "--repetition-penalty",
+        "Above 1, words that were used already become less likely.",
+        kind=float,
+        low=0.001,
+        high=10,
+        unset="the model's own",
+    )
 
 
 def check_question(question: str) -> str:

@@ -28,21 +28,15 @@ from apollo_cli.commands.batch import (
     write_rows,
 )
 from apollo_cli.commands.formats import FORMATS, Writer, answer_text, choose_format, writer_for
-from apollo_cli.commands.options import (
-    FILE,
-    complete_file,
-    fit_flag,
-    generation_flags,
-    model_flags,
-    read_generation,
-    read_model,
-    read_reading,
-    read_sampling,
-    reading_flags,
-    sampling_flags,
-)
+from apollo_cli.commands.options import FILE, complete_file, fit_flag, flags_of, read_options
 from apollo_cli.commands.output import once, progress, say_note, silent
-from apollo_cli.config import check_question
+from apollo_cli.config import (
+    GenerationOptions,
+    ModelOptions,
+    ReadingOptions,
+    SamplingOptions,
+    check_question,
+)
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -91,10 +85,7 @@ if TYPE_CHECKING:
     show_default="stdout",
     help="Write to this file. With --videos, an existing .jsonl file is continued.",
 )
-@model_flags
-@sampling_flags
-@reading_flags
-@generation_flags
+@flags_of(ModelOptions, SamplingOptions, ReadingOptions, GenerationOptions)
 @fit_flag
 @click.option("--no-cache", is_flag=True, help="Neither use nor keep what was seen before.")
 @click.option("--quiet", is_flag=True, help="No progress and no remarks on stderr.")
@@ -113,9 +104,9 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
     request = Request(
         questions=tuple(asked),
         choices=flags["choices"],
-        sampling=read_sampling(flags),
-        options=read_generation(flags),
-        reading=read_reading(flags),
+        sampling=read_options(SamplingOptions, flags),
+        options=read_options(GenerationOptions, flags),
+        reading=read_options(ReadingOptions, flags),
         blind=flags["blind_check"],
     )
     if request.blind and request.choices:
@@ -171,7 +162,7 @@ def _load(
     from apollo_cli.engine import load
 
     return load(
-        **read_model(flags),
+        **vars(read_options(ModelOptions, flags)),
         settings=settings,
         use_cache=not flags["no_cache"],
         reader=reader,
@@ -232,9 +223,8 @@ def _ask_many(
             if output is not None and form == "jsonl":
                 done = answered(output, request, _named(flags["model"]), remark)
             cache, workers = not flags["no_cache"], flags["ray"]
-            rows = run_on_ray(
-                videos, request, done, model=read_model(flags), use_cache=cache, workers=workers
-            )
+            model = vars(read_options(ModelOptions, flags))
+            rows = run_on_ray(videos, request, done, model=model, use_cache=cache, workers=workers)
         else:
             from apollo_cli.video.guard import GuardedReader
 

@@ -11,19 +11,9 @@ import click
 
 from apollo_cli.commands.asking import introduce, protect_inputs
 from apollo_cli.commands.formats import choose_format, writer_for
-from apollo_cli.commands.options import (
-    Moment,
-    complete_file,
-    generation_flags,
-    model_flags,
-    read_generation,
-    read_model,
-    read_reading,
-    read_sampling,
-    reading_flags,
-    sampling_flags,
-)
+from apollo_cli.commands.options import Moment, complete_file, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
+from apollo_cli.config import GenerationOptions, ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, UsageError
 
 if TYPE_CHECKING:
@@ -42,10 +32,7 @@ HELP = """\
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
 @click.option("--continue", "go_on", is_flag=True, help="Go on with the last talk.")
-@model_flags
-@sampling_flags
-@reading_flags
-@generation_flags
+@flags_of(ModelOptions, SamplingOptions, ReadingOptions, GenerationOptions)
 def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     """Talk about a video in the terminal.
 
@@ -54,12 +41,14 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     """
     if go_on and files:
         raise UsageError(f"--continue and {files[0]!r}", "allowed is one of the two")
-    sampling, options, reading = read_sampling(flags), read_generation(flags), read_reading(flags)
+    model = read_options(ModelOptions, flags)
+    sampling, reading = read_options(SamplingOptions, flags), read_options(ReadingOptions, flags)
+    options = read_options(GenerationOptions, flags)
     with progress(at_once=True) as report:
         from apollo_cli.conversation import Conversation, last_talk
         from apollo_cli.engine import load
 
-        apollo = load(**read_model(flags), on_progress=report)
+        apollo = load(**vars(model), on_progress=report)
         talk = Conversation(apollo, options, sampling, reading)
         if go_on:
             talk.restore(last_talk(), report)

@@ -10,17 +10,9 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apollo_cli.atomic import make_whole
-from apollo_cli.commands.options import (
-    FILE,
-    MOMENTS,
-    Moment,
-    model_flag,
-    read_reading,
-    read_sampling,
-    reading_flags,
-    sampling_flags,
-)
+from apollo_cli.commands.options import FILE, Moment, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
+from apollo_cli.config import ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -38,7 +30,7 @@ _MOST_SHEET_HEIGHT = 4 * _SHEET_WIDTH
     "moments",
     type=Moment(),
     multiple=True,
-    help=f"A moment: {MOMENTS}; may be repeated.",
+    help="A moment, as with --from; may be repeated.",
 )
 @click.option(
     "-o",
@@ -49,9 +41,8 @@ _MOST_SHEET_HEIGHT = 4 * _SHEET_WIDTH
     help="Folder for the pictures.",
 )
 @click.option("--sheet", is_flag=True, help="One contact sheet instead of single pictures.")
-@model_flag
-@sampling_flags
-@reading_flags
+@flags_of(ModelOptions, only="model")
+@flags_of(SamplingOptions, ReadingOptions)
 def frames(
     video: str, moments: tuple[float, ...], output: Path, sheet: bool, model: str, **flags: Any
 ) -> None:
@@ -66,7 +57,7 @@ def frames(
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.reader import describe_damage, find_pictures
 
-    sampling, reading = read_sampling(flags), read_reading(flags)
+    sampling, reading = read_options(SamplingOptions, flags), read_options(ReadingOptions, flags)
     with GuardedReader() as reader, progress() as report:
         info = reader.probe(video, reading)
         if moments:

@@ -9,12 +9,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.options import (
-    complete_file,
-    complete_model,
-    read_sampling,
-    sampling_flags,
-)
+from apollo_cli.commands.options import complete_file, complete_model, flags_of, read_options
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, FitError, WeightsError
@@ -80,7 +75,7 @@ class Machine:
 @click.option("--dtype", show_default="the machine's best", help="bfloat16, float16 or float32.")
 @click.option("--max-new-tokens", type=int, default=256, help="Longest answer, in tokens.")
 @click.option("--json", "as_json", is_flag=True, help="Write JSON.")
-@sampling_flags
+@flags_of(SamplingOptions)
 def plan(
     videos: tuple[str, ...],
     models: tuple[str, ...],
@@ -98,7 +93,7 @@ def plan(
 
     All of it is arithmetic on the headers of files. What is assumed is said; --json tells more.
     """
-    sampling = read_sampling(flags)
+    sampling = read_options(SamplingOptions, flags)
     answer = GenerationOptions(max_new_tokens=max_new_tokens).max_new_tokens
     from apollo_cli.video.guard import GuardedReader
 

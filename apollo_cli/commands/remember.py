@@ -9,16 +9,9 @@ from typing import Any
 
 import click
 
-from apollo_cli.commands.options import (
-    FILE,
-    model_flags,
-    read_model,
-    read_reading,
-    read_sampling,
-    reading_flags,
-    sampling_flags,
-)
+from apollo_cli.commands.options import FILE, flags_of, read_options
 from apollo_cli.commands.output import format_bytes, progress, say_note, write_json, write_table
+from apollo_cli.config import ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
 
 
@@ -31,9 +24,7 @@ from apollo_cli.errors import MediaError, UsageError
     show_default="VIDEO with .apollo instead of its ending",
     help="File to write.",
 )
-@model_flags
-@sampling_flags
-@reading_flags
+@flags_of(ModelOptions, SamplingOptions, ReadingOptions)
 def remember(video: str, output: Path | None, **flags: Any) -> None:
     """Watch all of a video once and keep what the model saw in a file.
 
@@ -50,14 +41,15 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
         raise UsageError(f"-o {output}", f"a name that ends in {SUFFIX} is needed")
     if not target.parent.is_dir():
         raise UsageError(f"-o {output}", next_step=f"make the folder {target.parent} first")
-    sampling, reading = read_sampling(flags), read_reading(flags)
+    sampling, reading = read_options(SamplingOptions, flags), read_options(ReadingOptions, flags)
+    model = read_options(ModelOptions, flags)
     with progress(at_once=True) as report, GuardedReader() as reader:
         info = reader.probe(video, replace(reading, image_fps=None))
         if output is None:
             _spare_another(target, info.path)
         from apollo_cli.engine import load
 
-        apollo = load(**read_model(flags), use_cache=False, reader=reader, on_progress=report)
+        apollo = load(**vars(model), use_cache=False, reader=reader, on_progress=report)
         memory = apollo.remember(info, target, sampling, reading=reading, on_progress=report)
     for note in memory.warnings:
         say_note(f"{info.path.name}: {note}")

@@ -8,20 +8,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.options import (
-    FILE,
-    complete_file,
-    fit_flag,
-    generation_flags,
-    model_flags,
-    read_generation,
-    read_model,
-    read_reading,
-    read_sampling,
-    reading_flags,
-    sampling_flags,
-)
+from apollo_cli.commands.options import FILE, complete_file, fit_flag, flags_of, read_options
 from apollo_cli.commands.output import say_note
+from apollo_cli.config import GenerationOptions, ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
@@ -64,10 +53,7 @@ if TYPE_CHECKING:
     "--keep-videos", type=click.IntRange(1, 1000), default=4, help="Most videos kept in memory."
 )
 @click.option("--no-browser", is_flag=True, help="Open no browser, only tell the address.")
-@model_flags
-@sampling_flags
-@reading_flags
-@generation_flags
+@flags_of(ModelOptions, SamplingOptions, ReadingOptions, GenerationOptions)
 @fit_flag
 def ui(files: tuple[str, ...], **flags: Any) -> None:
     """Open a local page to ask about videos and see what the model saw.
@@ -81,7 +67,7 @@ def ui(files: tuple[str, ...], **flags: Any) -> None:
             "apollo ui needs Gradio, which is not installed",
             next_step='pip install "apollo-video-cli[ui]"',
         )
-    options = read_options(files, flags)
+    options = read_ui_options(files, flags)
     from apollo_cli.ui.server import check_open, serve
     from apollo_cli.weights.checkpoint import read_checkpoint
     from apollo_cli.weights.locate import locate_model
@@ -95,7 +81,7 @@ def ui(files: tuple[str, ...], **flags: Any) -> None:
     serve(options, lambda address: click.echo(f"{address}  (Ctrl-C ends it)"))
 
 
-def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
+def read_ui_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
     """Put the flags of the command into their places.
 
     Raises:
@@ -105,7 +91,7 @@ def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
     from apollo_cli.ui.options import MOST_FILES, UiOptions
     from apollo_cli.video.container import resolve_file
 
-    reading = read_reading(flags)
+    reading = read_options(ReadingOptions, flags)
     if flags["fit"] and not files:
         raise UsageError("--fit auto without a video", "it decides how much of a video is seen")
     if len(files) > MOST_FILES:
@@ -115,10 +101,10 @@ def read_options(files: tuple[str, ...], flags: dict[str, Any]) -> UiOptions:
         for file in files
     ]
     return UiOptions(
-        model=read_model(flags),
-        sampling=read_sampling(flags),
+        model=vars(read_options(ModelOptions, flags)),
+        sampling=read_options(SamplingOptions, flags),
         reading=reading,
-        generation=read_generation(flags),
+        generation=read_options(GenerationOptions, flags),
         fit=flags["fit"] is not None,
         # As the page names them: a link may lead elsewhere by the time that a question is asked.
         files=tuple(path.resolve() for path in opened),

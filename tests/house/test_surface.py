@@ -3,10 +3,15 @@
 import json
 import subprocess
 import sys
+from dataclasses import dataclass, fields
+from typing import Any
 
 import click
 import pytest
 
+from apollo_cli.commands.options import flags_of, read_options
+from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, flag
+from apollo_cli.errors import UsageError
 from tests.house.reference import command_tree, options
 from tests.house.repo import ROOT, read
 
@@ -68,6 +73,37 @@ def test_the_options_are_the_frozen_ones():
         "an option came, went or changed its name: if that is meant, run "
         "python -m tests.house.reference --write and tell it in CHANGELOG.md"
     )
+
+
+def test_a_flag_is_declared_once_so_that_adding_one_touches_two_files():
+    """The field of an options class declares it; the code that uses the value is the other file."""
+
+    @dataclass(frozen=True)
+    class MoreOptions(GenerationOptions):
+        """One flag more than the commands have today."""
+
+        min_p: float = flag("--min-p", "Least share.", kind=float, default=0.0, low=0, high=1)
+
+    @click.command()
+    @flags_of(MoreOptions)
+    def command(**flags: Any) -> float:
+        return read_options(MoreOptions, flags).min_p
+
+    assert command.main(["--min-p", "0.5"], standalone_mode=False) == 0.5
+    with pytest.raises(UsageError, match="--min-p nan"):
+        command.main(["--min-p", "nan"], standalone_mode=False)
+    names = {
+        own.metadata["flag"].name
+        for options in (SamplingOptions, ReadingOptions, GenerationOptions)
+        for own in fields(options)
+    } - {"--max-new-tokens"}  # of plan, which writes no answer
+    declared = [
+        (path.name, name)
+        for path in (ROOT / "apollo_cli").rglob("*.py")
+        for name in names
+        if f'"{name}"' in path.read_text("utf-8")
+    ]
+    assert sorted(declared) == sorted(("config.py", name) for name in names)
 
 
 def test_every_option_tells_its_default():

@@ -36,7 +36,7 @@ TOYBOX = ROOT / "examples" / "toybox.mp4"
         (["--keep-videos", "0"], 2, "0"),
         (["--max-upload-mb", "0"], 2, "0"),
         ([str(TOYBOX)] * 9, 2, "9 files; allowed are eight"),
-        (["--fps", "0"], 2, "--fps 0; allowed is a rate of 0.001 to 1000"),
+        (["--fps", "0"], 2, "--fps 0; allowed is 0.001 to 1,000"),
         (["no_such_video.mp4"], 3, "no such file"),
         (["--model", "nosuch"], 5, "unknown model 'nosuch'"),
         (["--model", "apollo-nano", "--adapter", "/nope"], 5, "adapter /nope does not exist"),
@@ -72,13 +72,13 @@ def test_without_gradio_the_error_names_what_to_install(
 
 
 def test_flags_reach_the_options():
-    from apollo_cli.commands.ui import read_options
+    from apollo_cli.commands.ui import read_ui_options
 
     arguments = ["--allow", str(ROOT / "examples"), "--allow", str(ROOT / "tests")]
     arguments += ["--quant", "4bit"]
     arguments += ["--max-upload-mb", "3", "--max-clips", "7", "--keep-videos", "2", "--fit", "auto"]
     flags = ui.make_context("ui", [str(TOYBOX), *arguments]).params
-    options = read_options(flags.pop("files"), flags)
+    options = read_ui_options(flags.pop("files"), flags)
     assert options.allow == (ROOT / "examples", ROOT / "tests")
     assert options.files == (TOYBOX,)
     assert (options.max_upload_bytes, options.keep_videos) == (3_000_000, 2)
@@ -87,21 +87,21 @@ def test_flags_reach_the_options():
 
 
 def test_files_of_the_start_are_named_by_where_their_links_lead(tmp_path: Path):
-    from apollo_cli.commands.ui import read_options
+    from apollo_cli.commands.ui import read_ui_options
 
     (tmp_path / "link.mp4").symlink_to(TOYBOX)
     flags = ui.make_context("ui", [str(tmp_path / "link.mp4")]).params
-    assert read_options(flags.pop("files"), flags).files == (TOYBOX,)
+    assert read_ui_options(flags.pop("files"), flags).files == (TOYBOX,)
 
 
 def test_only_the_folder_of_the_start_is_allowed_by_default(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    from apollo_cli.commands.ui import read_options
+    from apollo_cli.commands.ui import read_ui_options
 
     monkeypatch.chdir(tmp_path)
     flags = ui.make_context("ui", []).params
-    assert read_options(flags.pop("files"), flags).allow == (tmp_path,)
+    assert read_ui_options(flags.pop("files"), flags).allow == (tmp_path,)
 
 
 def test_a_whole_run_tells_its_address_asks_for_the_password_and_ends_without_a_trace(
