@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import codecs
 import os
+import re
 import stat
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -39,33 +41,44 @@ MEDIA_SUFFIXES = frozenset(f".{name}" for name in _USUAL.split(","))
 
 _SNIFF_BYTES = 4096
 
-_IMAGE_STARTS = (
-    b"\xff\xd8\xff",
-    b"\x89PNG\r\n\x1a\n",
-    b"GIF87a",
-    b"GIF89a",
-    b"BM",
-    b"II*\x00",
-    b"MM\x00*",
-    b"II+\x00",
-    b"MM\x00+",
+# JPEG, PNG, GIF, BMP, TIFF, WebP.
+_IMAGE = re.compile(
+    rb"\xff\xd8\xff|\x89PNG\r\n\x1a\n|GIF8[79]a|BM|II[*+]\0|MM\0[*+]|RIFF.{4}WEBP", re.DOTALL
 )
 
-_HEIC_BRANDS = (b"heic", b"heix", b"heim", b"heis", b"hevc", b"hevx", b"mif1", b"msf1")
-
-_OTHER_STARTS = (
-    (b"version https://git-lfs", "is a Git LFS pointer, not the video itself", "run git lfs pull"),
-    (b"#EXTM3U", "is a playlist, not a video", "give the video that it names"),
-    (b"ffconcat", "is a concat script, not a video", "give the videos that it names"),
-    (b"%PDF", "is a PDF, not a video", ""),
-    (b"PK\x03\x04", "is a zip archive, not a video", "unpack it first"),
-    (b"\x1f\x8b", "is a gzip archive, not a video", "unpack it first"),
-    (b"7z\xbc\xaf", "is a 7z archive, not a video", "unpack it first"),
-    (b"Rar!", "is a rar archive, not a video", "unpack it first"),
-    (b"ID3", "has sound only", "give a file with a picture stream"),
-    (b"fLaC", "has sound only", "give a file with a picture stream"),
-)
-
+# How files begin that are neither image nor video, what they are, and what to do instead.
+_OTHER_KINDS = [
+    (re.compile(start, re.DOTALL | re.IGNORECASE), what, next_step)
+    for start, what, next_step in (
+        (
+            rb".{4}ftyp(hei[cxms]|hev[cx]|mif1|msf1)",
+            "is a HEIC photo, which is not read",
+            "convert it to JPEG or PNG",
+        ),
+        (
+            rb"version https://git-lfs",
+            "is a Git LFS pointer, not the video itself",
+            "run git lfs pull",
+        ),
+        (rb"#EXTM3U", "is a playlist, not a video", "give the video that it names"),
+        (rb"ffconcat", "is a concat script, not a video", "give the videos that it names"),
+        (rb"%PDF", "is a PDF, not a video", ""),
+        (rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!", "is an archive, not a video", "unpack it first"),
+        (rb"ID3|fLaC|RIFF.{4}WAVE", "has sound only", "give a file with a picture stream"),
+        (
+            rb'.*"apollo_memory"',
+            "is what a model saw of a video, not a video",
+            "give the video itself; only ask, chat and ui take the file instead of it",
+        ),
+        (
+            rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)",
+            "is a web page, not a video",
+            "download the video itself",
+        ),
+    )
+]
+# Text holds none of these.
+_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 
 # How the folder begins that holds a copy of a video from stdin.
 STDIN_FOLDER = "apollo-stdin-"
@@ -93,30 +106,31 @@ def resolve_file(path: str | Path) -> Path:
     Raises:
         MediaError: nothing is there, or it is a folder, pipe, socket or device.
     """
+    name = shown(path)
     try:
         # An absolute path is never taken for a protocol, whatever colons the name has.
         absolute = Path(os.path.abspath(path))
         status = absolute.stat()
     except FileNotFoundError:
         if os.path.islink(path):
-            target = os.readlink(path)
-            raise MediaError(f"{shown(path)} is a link to {shown(target)}, no such file") from None
+            target = shown(os.readlink(path))
+            raise MediaError(f"{name} is a link to {target}, no such file") from None
         if local := local_path(str(path)):
             return resolve_file(local)
         if "://" in str(path):
             raise MediaError(
-                f"{shown(path)} is a web address",
+                f"{name} is a web address",
                 "only local files are read",
                 "fetch the video first, then give its path",
             ) from None
-        raise MediaError(f"{shown(path)}: no such file", next_step="check the path") from None
+        raise MediaError(f"{name}: no such file", next_step="check the path") from None
     except PermissionError:
-        raise MediaError(f"{shown(path)}: permission denied") from None
+        raise MediaError(f"{name}: permission denied") from None
     except (OSError, ValueError) as error:
-        raise MediaError(f"{shown(path)} is not a usable path ({error.args[-1]})") from None
+        raise MediaError(f"{name} is not a usable path ({error.args[-1]})") from None
     if stat.S_ISDIR(status.st_mode):
         raise MediaError(
-            f"{shown(path)} is a folder",
+            f"{name} is a folder",
             "a video or image file is needed",
             "apollo ask --videos asks about each video of a folder; --image-fps takes its images "
             "as the pictures of one video",
@@ -124,20 +138,17 @@ def resolve_file(path: str | Path) -> Path:
     if not stat.S_ISREG(status.st_mode):
         what = "named pipe" if stat.S_ISFIFO(status.st_mode) else "device or socket"
         raise MediaError(
-            f"{shown(path)} is a {what}", "a plain file is needed", "save the video to a file first"
+            f"{name} is a {what}", "a plain file is needed", "save the video to a file first"
         )
     if status.st_size == 0:
-        raise MediaError(f"{shown(path)} is empty (0 bytes)", next_step="copy or download it again")
+        raise MediaError(f"{name} is empty (0 bytes)", next_step="copy or download it again")
     return absolute
 
 
 def local_path(address: str) -> str:
     """The path that a file:// address of this machine names, else empty."""
-    name = address.removeprefix("file:")
-    if name == address:
-        return ""
-    name = name.removeprefix("//localhost").removeprefix("//")
-    return unquote(name) if name.startswith("/") else ""
+    found = re.fullmatch("file:(?://(?:localhost)?)?(/(?!/).*)", address, re.DOTALL)
+    return unquote(found[1]) if found else ""
 
 
 def identify(path: Path) -> tuple[int, ...]:
@@ -190,51 +201,24 @@ def sniff(path: Path) -> MediaKind:
     try:
         with path.open("rb") as file:
             head = file.read(_SNIFF_BYTES)
-    except PermissionError:
-        raise MediaError(f"{shown(path)}: permission denied") from None
     except OSError as error:
-        raise MediaError(f"{shown(path)} cannot be read ({error.strerror})") from None
-    is_webp = head[:4] == b"RIFF" and head[8:12] == b"WEBP"
+        raise MediaError(f"{shown(path)}: {(error.strerror or str(error)).lower()}") from None
     brands = head[8 : int.from_bytes(head[:4], "big")] if head[4:8] == b"ftyp" else b""
-    is_avif = b"avif" in brands or b"avis" in brands
-    if not is_avif and brands[:4] in _HEIC_BRANDS:
-        raise MediaError(
-            f"{shown(path)} is a HEIC photo, which is not read",
-            next_step="convert it to JPEG or PNG",
-        )
     # A film of bare JPEG pictures starts like a photo, and some photos hold a second picture.
     is_film = path.suffix.lower() in (".mjpeg", ".mjpg")
-    if (head.startswith(_IMAGE_STARTS) and not is_film) or is_webp or is_avif:
+    if (_IMAGE.match(head) and not is_film) or b"avif" in brands or b"avis" in brands:
         return "image"
-    for start, what, next_step in _OTHER_STARTS:
-        if head.startswith(start):
+    for start, what, next_step in _OTHER_KINDS:
+        if start.match(head):
             raise MediaError(f"{shown(path)} {what}", next_step=next_step)
-    if b'"apollo_memory"' in head:
-        raise MediaError(
-            f"{shown(path)} is what a model saw of a video, not a video",
-            next_step="give the video itself; only ask, chat and ui take the file instead of it",
-        )
-    if head[:4] == b"RIFF" and head[8:12] == b"WAVE":
-        raise MediaError(f"{shown(path)} has sound only", "a picture stream is needed")
-    text = head.removeprefix(b"\xef\xbb\xbf").lstrip().lower()
-    if text.startswith((b"<!doctype html", b"<html", b"<head", b"<body")):
-        raise MediaError(
-            f"{shown(path)} is a web page, not a video", next_step="download the video itself"
-        )
-    if not head.startswith(b"YUV4MPEG2") and _is_text(head):
+    if not _CONTROLS.search(head) and not head.startswith(b"YUV4MPEG2"):
+        try:
+            # The last character may be cut in the middle.
+            codecs.getincrementaldecoder("utf-8")().decode(head)
+        except UnicodeDecodeError:
+            return "container"
         raise MediaError(f"{shown(path)} is text, not a video")
     return "container"
-
-
-def _is_text(head: bytes) -> bool:
-    if any(byte < 9 or 13 < byte < 27 for byte in head):
-        return False
-    try:
-        # The last character may be cut in the middle.
-        head[: max(len(head) - 3, 1)].decode("utf-8")
-    except UnicodeDecodeError as error:
-        return error.start > len(head) - 8
-    return True
 
 
 def open_container(path: Path) -> av.container.InputContainer:

@@ -26,7 +26,7 @@ from apollo_cli.errors import DeviceError, MediaError, UsageError
 from apollo_cli.video.channel import Reply, Request, decode, encode
 from apollo_cli.video.container import DEFAULT_READING, resolve_file, shown
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.patience import Patience
+from apollo_cli.video.progress import Patience
 from apollo_cli.video.reader import Frames
 from apollo_cli.video.transforms import PixelSpec
 

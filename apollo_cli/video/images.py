@@ -28,17 +28,7 @@ from apollo_cli.video.timeline import typical_step
 from apollo_cli.words import count
 
 # What Pillow raises on broken files, depending on where the parsing stops.
-_DAMAGE = (
-    OSError,
-    ValueError,
-    SyntaxError,
-    EOFError,
-    IndexError,
-    KeyError,
-    OverflowError,
-    struct.error,
-    Image.DecompressionBombError,
-)
+_DAMAGE = (OSError, ValueError, LookupError, EOFError, SyntaxError, OverflowError, struct.error)
 
 # Browsers show faster animation frames for a tenth of a second.
 _SHORTEST_FRAME_MS = 11
@@ -207,13 +197,14 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
                 # The probe checks the size against our own limit.
                 warnings.simplefilter("ignore", Image.DecompressionBombWarning)
                 image = stack.enter_context(Image.open(file))
-        except _DAMAGE as error:
-            too_large = isinstance(error, Image.DecompressionBombError)
-            reason = "too many pixels" if too_large else "damaged, cut or of an unknown kind"
+        except Image.DecompressionBombError:
+            raise MediaError(f"{shown(path)} has far too many pixels") from None
+        except _DAMAGE:
+            reason = "damaged, cut or of an unknown kind"
             raise MediaError(f"{shown(path)} is not a readable image ({reason})") from None
         try:
             yield image
-        except _DAMAGE as error:
+        except (*_DAMAGE, Image.DecompressionBombError) as error:
             raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
 
 
