@@ -106,7 +106,7 @@ def test_a_window_is_given_in_seconds_or_minutes(ask: Run):
         ((CLIP, "one?", "--fps", "0"), 2, "--fps"),
         ((CLIP, "one?", "--frames", "3"), 2, "--sampling uniform"),
         ((CLIP, "one?", "--temperature", "-1"), 2, "--temperature"),
-        ((CLIP, "one?", "--fps", "1e-300"), 2, "allowed is a rate of 0.001"),
+        ((CLIP, "one?", "--fps", "1e-300"), 2, "allowed is 0.001"),
         ((CLIP, "one?", "--temperature", "1e-320"), 2, "allowed is 0, or 0.001"),
         ((CLIP, "one?", "--temperature", "nan"), 2, "allowed is 0, or 0.001"),
         ((CLIP, "one?", "--temperature", "1", "--top-p", "1e-300"), 2, "allowed is 0.0001"),

@@ -95,10 +95,8 @@ def test_a_stopped_run_is_gone_on_with(folder: Path, checkpoint: str, tmp_path: 
     [
         ((), False),
         (("--seed", "5"), False),
-        (("--from", "0", "--to", "99"), False),
+        (("--to", "2"), False),
         (("--max-new-tokens", "5"), True),
-        (("--to", "2"), True),
-        (("--from", "1"), True),
         (("--choice", "red", "--choice", "blue"), True),
         (("--blind-check",), True),
         (("--template", "qwen_1_5"), True),
@@ -136,7 +134,7 @@ EDITS = {
     "model": "[1]",
     "tokens": "3",
     "probabilities": "7",
-    "videos": '[{"kind": "video", "duration_seconds": NaN, "window_seconds": "x"}]',
+    "videos": "NaN",
 }
 
 
@@ -153,7 +151,6 @@ def test_an_edited_row_is_told_and_its_question_asked_again(
         "[" * 5000,
         "3",
         "null",
-        json.dumps(row | {"videos": [{}]}),
     ]
     output.write_text("\n".join([json.dumps({"video": "x", "error": "e"}), *spelled]) + "\n")
     capfd.readouterr()

@@ -17,7 +17,7 @@ import click
 import pytest
 
 from apollo_cli.cli import main
-from apollo_cli.commands.formats import FORMATS, writer_for
+from apollo_cli.commands.formats import WRITERS
 from apollo_cli.commands.output import progress, say, say_note, write_facts, write_table
 from apollo_cli.conversation import last_talk
 from apollo_cli.harmless import clean_streams
@@ -199,7 +199,7 @@ def test_data_on_a_pipe_stays_as_it_is(capsys: pytest.CaptureFixture[str], tmp_p
     ],
 )
 def test_a_player_of_subtitles_shows_what_looks_like_a_tag(said: str, written: str):
-    text = writer_for("srt")({"question": "What?", "answer": said}, 1)
+    text = WRITERS["srt"]({"question": "What?", "answer": said}, 1)
     assert text.splitlines()[2:] == ["What?", written, ""]
 
 
@@ -207,10 +207,10 @@ ROWS = ["=1+1", "+1", "-1", "@SUM(A1)", "\t=1", "\r=1", "<img src=x onerror=aler
 
 
 @pytest.mark.parametrize("said", ROWS)
-@pytest.mark.parametrize("form", sorted(set(FORMATS) - {"text", "jsonl", "srt"}))
+@pytest.mark.parametrize("form", sorted(set(WRITERS) - {"text", "jsonl", "srt"}))
 def test_answers_in_files_are_text(form: str, said: str):
     row = {"video": said, "question": said, "answer": said, "error": said}
-    text = writer_for(form)(row, 2)
+    text = WRITERS[form](row, 2)
     if form == "csv":
         cells = next(csv.reader(io.StringIO(text, newline="")))
         assert not [cell for cell in cells if cell.startswith(("=", "+", "-", "@", "\t", "\r"))]

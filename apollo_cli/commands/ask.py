@@ -2,16 +2,26 @@
 
 from __future__ import annotations
 
-import contextlib
 import sys
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.atomic import held, write_whole
-from apollo_cli.commands.asking import (
+from apollo_cli.atomic import held
+from apollo_cli.commands.batch import answered, list_videos, run_batch, run_on_ray
+from apollo_cli.commands.formats import (
+    WRITERS,
+    answer_text,
+    choose_format,
+    open_output,
+    write_rows,
+)
+from apollo_cli.commands.options import FILE, complete_file, fit_flag, flags_of, read_options
+from apollo_cli.commands.output import once, progress, say_note, silent
+from apollo_cli.commands.request import (
     Remark,
     Request,
     answer_all,
@@ -20,16 +30,6 @@ from apollo_cli.commands.asking import (
     protect_inputs,
     watch,
 )
-from apollo_cli.commands.batch import (
-    answered,
-    list_videos,
-    open_rows,
-    run_batch,
-    write_rows,
-)
-from apollo_cli.commands.formats import FORMATS, Writer, answer_text, choose_format, writer_for
-from apollo_cli.commands.options import FILE, complete_file, fit_flag, flags_of, read_options
-from apollo_cli.commands.output import once, progress, say_note, silent
 from apollo_cli.config import (
     GenerationOptions,
     ModelOptions,
@@ -42,8 +42,8 @@ from apollo_cli.errors import UsageError
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
     from apollo_cli.fit import Settings
-    from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.info import VideoInfo
+    from apollo_cli.video_memory import VideoMemory
 
 
 @click.command()
@@ -73,7 +73,7 @@ if TYPE_CHECKING:
 @click.option(
     "--format",
     "form",
-    type=click.Choice(FORMATS),
+    type=click.Choice(list(WRITERS)),
     show_default="as the ending of -o says: .jsonl or .json, .csv, .srt, .md; else text",
     help="How answers are written; jsonl is one JSON object a line.",
 )
@@ -99,8 +99,6 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
     The answer goes to stdout, everything else to stderr.
     """
     files, asked = split_arguments(sources, flags)
-    output = flags["output"]
-    form = choose_format(flags["form"] or ("jsonl" if flags["as_json"] else None), output)
     request = Request(
         questions=tuple(asked),
         choices=flags["choices"],
@@ -109,73 +107,113 @@ def ask(sources: tuple[str, ...], **flags: Any) -> None:
         reading=read_options(ReadingOptions, flags),
         blind=flags["blind_check"],
     )
+    output: Path | None = flags["output"]
+    form = choose_format(flags["form"] or ("jsonl" if flags["as_json"] else None), output)
     if request.blind and request.choices:
         raise UsageError("--blind-check with --choice", "allowed is one of the two")
-    protect_inputs(output, [*files, flags["questions_file"], flags["videos"], flags["subtitles"]])
-    remark = silent if flags["quiet"] else once(say_note)
     if flags["ray"] is not None and (not flags["videos"] or flags["ray"] < 1):
         raise UsageError(f"--ray {flags['ray']}", "needed are --videos and 1 model or more")
     if flags["videos"] and flags["fit"]:
         raise UsageError("--videos with --fit auto", "allowed is one of the two")
+    protect_inputs(output, [*files, flags["questions_file"], flags["videos"], flags["subtitles"]])
+    remark = silent if flags["quiet"] else once(say_note)
     videos = list_videos(flags["videos"], output, remark) if flags["videos"] else []
     protect_inputs(output, videos)
-    with held(output, remark) if output else contextlib.nullcontext():
+    if videos and output and form != "jsonl" and output.is_file() and output.stat().st_size:
+        raise UsageError(
+            f"-o {output} is there already",
+            f"only a .jsonl file is continued by a run with --videos, no {form} file",
+            "choose another name",
+        )
+    write, is_streamed = WRITERS[form], form == "text" and not output and not videos
+    if is_streamed:
+        write = _write_nothing
+    elif form == "text" and not videos and len(request.questions) == 1:
+        write = _write_answer
+    with ExitStack() as stack:
+        if output:
+            stack.enter_context(held(output, remark))
         if videos:
-            _ask_many(videos, request, form, remark, flags)
+            rows = _answer_videos(videos, request, remark, flags, stack)
         else:
-            _ask_once(files, request, form, remark, flags)
+            apollo, memories = _watch_files(files, request, remark, flags, stack)
+            rows = answer_all(apollo, memories, request, remark, is_streamed)
+        write_rows(rows, write, stack.enter_context(open_output(output, append=bool(videos))))
 
 
-def _ask_once(
-    files: list[str], request: Request, form: str, remark: Remark, flags: dict[str, Any]
-) -> None:
+def _watch_files(
+    files: list[str],
+    request: Request,
+    remark: Remark,
+    flags: dict[str, Any],
+    stack: ExitStack,
+) -> tuple[Apollo, list[VideoMemory]]:
+    """Load the model and watch the files of one request; what is wrong with one is told first."""
     from apollo_cli.video.guard import GuardedReader
 
-    output: Path | None = flags["output"]
-    with progress(flags["quiet"], at_once=True) as report, GuardedReader() as reader:
+    model, reader = read_options(ModelOptions, flags), stack.enter_context(GuardedReader())
+    with progress(flags["quiet"], at_once=True) as report:
         opened = open_sources(files, request.reading, reader)
-        fitted = _fit(flags, request, opened, remark)
-        apollo = _load(flags, reader, report, fitted)
+        settings = _fit(model, request, opened, remark) if flags["fit"] else None
+        from apollo_cli.engine import load
+
+        apollo = load(
+            **vars(model),
+            settings=settings,
+            use_cache=not flags["no_cache"],
+            reader=reader,
+            on_progress=report,
+        )
         memories = watch(apollo, opened, request, report)
     introduce(apollo, memories, remark)
-    streamed = form == "text" and output is None
-    rows = answer_all(apollo, memories, request, remark, stream_text=streamed)
-    write = writer_for(form)
-    if form == "text" and len(request.questions) == 1:
-        write = _write_answer
-    if streamed:
-        for _ in rows:
-            pass
-    elif output is None:
-        write_rows(rows, write, sys.stdout)
+    return apollo, memories
+
+
+def _answer_videos(
+    videos: list[str],
+    request: Request,
+    remark: Remark,
+    flags: dict[str, Any],
+    stack: ExitStack,
+) -> Iterator[dict[str, Any]]:
+    """The rows of a run with --videos, without those that its file holds already."""
+    model, cache, apollo = read_options(ModelOptions, flags), not flags["no_cache"], None
+    if flags["ray"]:
+        from apollo_cli.weights.locate import AUTO
+        from apollo_cli.weights.registry import resolve
+
+        # The model is loaded by the workers only: where they choose it, its name is not compared.
+        facts = {} if model.model == AUTO else {"name": resolve(model.model).name}
     else:
-        _put(rows, write, output)
+        from apollo_cli.engine import load
+        from apollo_cli.video.guard import GuardedReader
+
+        reader = stack.enter_context(GuardedReader())
+        with progress(flags["quiet"], at_once=True) as report:
+            apollo = load(**vars(model), use_cache=cache, reader=reader, on_progress=report)
+        introduce(apollo, None, remark)
+        facts = apollo.describe()
+    done = set[tuple[str, str]]()
+    if flags["output"] is not None:
+        done = answered(flags["output"], request, facts, remark)
+    if apollo is None:
+        return run_on_ray(videos, request, done, model=model, use_cache=cache, workers=flags["ray"])
+    return run_batch(apollo, videos, request, done, remark)
 
 
 def _write_answer(row: dict[str, Any], number: int) -> str:
     return answer_text(row) + "\n"
 
 
-def _load(
-    flags: dict[str, Any], reader: GuardedReader, report: Any, settings: Settings | None = None
-) -> Apollo:
-    from apollo_cli.engine import load
-
-    return load(
-        **vars(read_options(ModelOptions, flags)),
-        settings=settings,
-        use_cache=not flags["no_cache"],
-        reader=reader,
-        on_progress=report,
-    )
+def _write_nothing(row: dict[str, Any], number: int) -> str:
+    """The answer is on stdout already, piece by piece."""
+    return ""
 
 
 def _fit(
-    flags: dict[str, Any], request: Request, opened: list[VideoInfo | str], remark: Remark
-) -> Settings | None:
-    """What of the request fits, where that was asked for; what is given up is said."""
-    if flags["fit"] is None:
-        return None
+    model: ModelOptions, request: Request, opened: list[VideoInfo | str], remark: Remark
+) -> Settings:
+    """What of the request fits the free memory; what is given up is said."""
     from apollo_cli.fitting import Wish, fit_wish
     from apollo_cli.spoken import Spoken
     from apollo_cli.video.info import VideoInfo
@@ -185,14 +223,14 @@ def _fit(
     if not infos:
         raise UsageError("--fit auto without a video", "it decides how much of a video is seen")
     wish = Wish(
-        model=flags["model"],
-        device=flags["device"],
-        dtype=flags["dtype"],
-        quant=flags["quant"],
+        model=model.model,
+        device=model.device,
+        dtype=model.dtype,
+        quant=model.quant,
         sampling=request.sampling,
         question_bytes=max(len(question.encode()) for question in request.questions),
         answer_tokens=request.options.max_new_tokens,
-        adapter=flags["adapter"],
+        adapter=model.adapter,
     )
     reading = request.reading
     spoken = [
@@ -203,62 +241,6 @@ def _fit(
     for sentence in fitted.given_up:
         remark(sentence)
     return fitted.settings
-
-
-def _ask_many(
-    videos: list[str], request: Request, form: str, remark: Remark, flags: dict[str, Any]
-) -> None:
-    output: Path | None = flags["output"]
-    if output is not None and form != "jsonl" and output.is_file() and output.stat().st_size:
-        raise UsageError(
-            f"-o {output} is there already",
-            f"a run with --videos goes on in a .jsonl file, not in one of the format {form}",
-            "choose another name",
-        )
-    done = set[tuple[str, str]]()
-    with contextlib.ExitStack() as stack:
-        if flags["ray"]:
-            from apollo_cli.commands.batch_ray import run_on_ray
-
-            if output is not None and form == "jsonl":
-                done = answered(output, request, _named(flags["model"]), remark)
-            cache, workers = not flags["no_cache"], flags["ray"]
-            model = vars(read_options(ModelOptions, flags))
-            rows = run_on_ray(videos, request, done, model=model, use_cache=cache, workers=workers)
-        else:
-            from apollo_cli.video.guard import GuardedReader
-
-            reader = stack.enter_context(GuardedReader())
-            with progress(flags["quiet"], at_once=True) as report:
-                apollo = _load(flags, reader, report)
-            introduce(apollo, None, remark)
-            if output is not None and form == "jsonl":
-                done = answered(output, request, apollo.describe(), remark)
-            rows = run_batch(apollo, videos, request, done, remark)
-        file = sys.stdout if output is None else stack.enter_context(open_rows(output))
-        write_rows(rows, writer_for(form), file)
-
-
-def _named(model: str) -> dict[str, Any]:
-    """What answers must tell of a model that is not loaded here; nothing where it is chosen."""
-    from apollo_cli.weights.locate import AUTO
-    from apollo_cli.weights.registry import resolve
-
-    return {} if model == AUTO else {"name": resolve(model).name}
-
-
-def _put(rows: Iterator[dict[str, Any]], write: Writer, output: Path) -> None:
-    """Write a file in one step, with what was answered by then also where a run is stopped."""
-    texts: list[str] = []
-    try:
-        for number, row in enumerate(rows, start=1):
-            texts.append(write(row, number))
-    finally:
-        try:
-            if texts:
-                write_whole(output, "".join(texts))
-        except OSError as error:
-            raise UsageError(f"-o {output}: {error.strerror}") from error
 
 
 def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[list[str], list[str]]:

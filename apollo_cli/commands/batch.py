@@ -3,35 +3,25 @@
 from __future__ import annotations
 
 import json
+import logging
 import os
-import sys
-from collections.abc import Callable, Iterator
-from contextlib import suppress
+from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, TextIO
+from typing import TYPE_CHECKING, Any
 
-from apollo_cli.commands.asking import Remark, Request, answer_all, open_sources, watch
-from apollo_cli.config import SamplingOptions
+from apollo_cli.commands.output import silent
+from apollo_cli.commands.request import Remark, Request, answer_all, open_sources, watch
+from apollo_cli.config import ModelOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
-from apollo_cli.values import Check, Values, any_text, list_of, parse_object, table
-from apollo_cli.values import number as number_in
+from apollo_cli.values import Values, any_text, parse_object, table
 from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
 
-
 # What a row tells of the model that gave the answer, as ``Apollo.describe`` does.
 _MODEL_FACTS = ("name", "revision", "adapter", "quant", "template")
-# Rows round times to milliseconds.
-_CLOSE_SECONDS = 0.01
-# What a row tells of each video that it is about.
-_SEEN: dict[str, Check] = {
-    "kind": any_text,
-    "duration_seconds": number_in(0, 1e9),
-    "window_seconds": list_of(number_in(-1e9, 1e9), count=2),
-}
 
 
 def list_videos(source: str, output: Path | None, remark: Remark) -> list[str]:
@@ -95,27 +85,46 @@ def answered(
 ) -> set[tuple[str, str]]:
     """Pairs of video and question that an earlier run has answered; its errors are tried again.
 
+    An answer counts when its model, the length of its answer and its choices are those of this
+    run; others are counted aloud and asked for again.
+
     Args:
-        model: what rows must tell of theirs; those made otherwise are said and made again.
+        model: what rows must tell of theirs.
 
     Raises:
         UsageError: the file holds something else than rows.
     """
     if not output.is_file():
         return set()
-    wanted = json.loads(json.dumps({key: model[key] for key in _MODEL_FACTS if key in model}))
-    done, others = set[tuple[str, str]](), set[tuple[str, str]]()
-    faults: list[str] = []
     content = output.read_bytes()
     if content.strip() and not content.startswith(b"{"):
         raise UsageError(f"-o {output} is there and holds no answers", next_step="choose another")
+    wanted = json.loads(json.dumps({key: model[key] for key in _MODEL_FACTS if key in model}))
+    limit, choices = request.options.max_new_tokens, set(request.choices)
+    done, others = set[tuple[str, str]](), set[tuple[str, str]]()
+    faults: list[str] = []
     # What stands behind the last line was being written when the run was stopped.
     for number, line in enumerate(content.split(b"\n")[:-1], start=1):
         before = len(faults)
-        row = _checked_row(line, f"line {number}", faults)
-        if row and len(faults) == before:
-            is_same = _is_of(row, request, wanted)
-            (done if is_same else others).add((row["video"], row["question"]))
+        try:
+            row = Values(parse_object(line) if line.strip() else {}, f"line {number}", faults)
+        except ValueError as error:
+            faults.append(f"line {number} {error}")
+            continue
+        if "answer" not in row:
+            continue
+        video, question, _ = (row.get(key, any_text) for key in ("video", "question", "answer"))
+        told, tokens, shares = (
+            row.get(key, table, {}) for key in ("model", "tokens", "probabilities")
+        )
+        if len(faults) == before:
+            is_same = (
+                all(told.get(key) == value for key, value in wanted.items())
+                and tokens.get("answer_limit", limit) == limit
+                and set(shares) == choices
+                and ("blind_check" in row or not request.blind)
+            )
+            (done if is_same else others).add((video, question))
     if faults:
         more = f" and {len(faults) - 3} more faults" if len(faults) > 3 else ""
         remark(f"{output}: {'; '.join(faults[:3])}{more}; such rows are not counted")
@@ -127,63 +136,6 @@ def answered(
             "settings, which are asked for again"
         )
     return done
-
-
-def _checked_row(line: bytes, where: str, faults: list[str]) -> dict[str, Any] | None:
-    """What decides whether a row is an answer to keep; None where it tells of an error."""
-    try:
-        found = parse_object(line) if line.strip() else {}
-    except ValueError as error:
-        faults.append(f"{where} {error}")
-        return None
-    if "answer" not in found:
-        return None
-    row = Values(found, where, faults)
-    checked = {key: row.get(key, any_text) for key in ("video", "question", "answer")}
-    checked |= {key: row.get(key, table, {}) for key in ("model", "tokens", "probabilities")}
-    videos = row.get("videos", list_of(table), ()) or ()
-    inside = [Values(video, f"{where}: videos", faults) for video in videos]
-    checked["videos"] = [{key: v.get(key, check) for key, check in _SEEN.items()} for v in inside]
-    return checked | {"blind_check": "blind_check" in found}
-
-
-def _is_of(row: dict[str, Any], request: Request, model: dict[str, Any]) -> bool:
-    """Whether a row is what this run would write, as far as it tells."""
-    from apollo_cli.memory_record import SUFFIX
-
-    longest = request.options.max_new_tokens
-    is_memory = Path(row["video"]).suffix == SUFFIX
-    return (
-        all(row["model"].get(key) == value for key, value in model.items())
-        and row["tokens"].get("answer_limit", longest) == longest
-        and set(row["probabilities"]) == set(request.choices)
-        and (row["blind_check"] or not request.blind)
-        and (is_memory or all(_is_seen(v, request.sampling) for v in row["videos"]))
-    )
-
-
-def _is_seen(video: dict[str, Any], sampling: SamplingOptions) -> bool:
-    """Whether the window of a row is the one that is wanted now; an image has none."""
-    length = video["duration_seconds"]
-    end = length if sampling.end_seconds is None else min(sampling.end_seconds, length)
-    found = zip(video["window_seconds"], (sampling.start_seconds, end), strict=True)
-    return video["kind"] != "video" or all(abs(a - b) < _CLOSE_SECONDS for a, b in found)
-
-
-def open_rows(output: Path) -> TextIO:
-    """Open a file of rows to go on with; a last line that was stopped half-way is cut off.
-
-    Raises:
-        UsageError: the file cannot be written.
-    """
-    try:
-        content = output.read_bytes() if output.is_file() else b""
-        whole = content[: content.rfind(b"\n") + 1]
-        if len(whole) < len(content):
-            os.truncate(output, len(whole))
-        return output.open("a", encoding="utf-8")
-    except OSError as error:
-        raise UsageError(f"-o {output} cannot be written ({error.strerror})") from error
 
 
 def run_batch(
@@ -202,7 +154,7 @@ def run_batch(
         rest = replace(request, questions=tuple(left))
         try:
             sources = open_sources([video], rest.reading, apollo.watcher.reader)
-            memories = watch(apollo, sources, rest, no_report)
+            memories = watch(apollo, sources, rest, lambda stage, done, total: None)
             for note in memories[0].warnings:
                 remark(f"{Path(video).name}: {note}")
             for row in answer_all(apollo, memories, rest, remark, stream_text=False):
@@ -215,34 +167,67 @@ def run_batch(
                 yield {"video": video, "question": question, **failed}
 
 
-def write_rows(
-    rows: Iterator[dict[str, Any]], write: Callable[[dict[str, Any], int], str], file: TextIO
-) -> None:
-    """Write each row as it comes, so that a stopped run has lost nothing.
+class RayWorker:
+    """One model in one process of a Ray cluster; answers the questions of one video at a time."""
+
+    def __init__(self, model: ModelOptions, request: Request, use_cache: bool) -> None:
+        from apollo_cli.engine import load
+
+        self.apollo = load(**vars(model), use_cache=use_cache)
+        self.request = request
+
+    def __call__(self, row: dict[str, Any]) -> list[dict[str, Any]]:
+        """The rows of one video; a failure is a row with ``error``."""
+        done = {(row["video"], question) for question in row["done"]}
+        found = run_batch(self.apollo, [row["video"]], self.request, done, silent)
+        # As text: Ray would give all rows the same fields, and fill in what a row does not have.
+        return [{"row": json.dumps(answered)} for answered in found]
+
+
+def run_on_ray(
+    videos: list[str],
+    request: Request,
+    done: set[tuple[str, str]],
+    *,
+    model: ModelOptions,
+    use_cache: bool,
+    workers: int,
+) -> Iterator[dict[str, Any]]:
+    """Answer each question about each video on the cluster that Ray finds, or on this machine.
+
+    Args:
+        done: pairs of video and question to leave out.
+        model: each worker loads it. workers: models that run at the same time.
 
     Raises:
-        MediaError: at the end, when videos failed.
+        UsageError: Ray is not installed.
     """
-    failed: list[str] = []
-    for number, row in enumerate(rows, start=1):
-        try:
-            file.write(write(row, number))
-            file.flush()
-        except OSError as error:
-            if file is sys.stdout:
-                raise
-            # What waits to be written is given up: whoever closes the file would fail once more.
-            with suppress(OSError):
-                file.close()
-            raise UsageError(f"-o {file.name} cannot be written ({error.strerror})") from error
-        if "error" in row and row["video"] not in failed:
-            failed.append(row["video"])
-    if failed:
-        raise MediaError(
-            f"{count(len(failed), 'video')} failed, the first is {Path(failed[0]).name}",
-            next_step="with -o answers.jsonl, the same command again tries only these",
-        )
+    # Nothing leaves the machine that the user did not ask for.
+    os.environ.setdefault("RAY_USAGE_STATS_ENABLED", "0")
+    try:
+        import ray  # pyright: ignore[reportMissingImports]
+        import ray.data  # pyright: ignore[reportMissingImports]
+    except ImportError as error:
+        raise UsageError(
+            "--ray: Ray is not installed", next_step="pip install 'apollo-video-cli[ray]'"
+        ) from error
+    import torch
 
-
-def no_report(stage: str, done: int, total: int) -> None:
-    """Say nothing: a batch tells the number of the video instead."""
+    quiet = logging.ERROR
+    ray.init(
+        ignore_reinit_error=True, log_to_driver=False, include_dashboard=False, logging_level=quiet
+    )
+    logging.getLogger("ray.data").setLevel(quiet)
+    ray.data.DataContext.get_current().enable_progress_bars = False
+    rows = [{"video": v, "done": [q for name, q in done if name == v]} for v in videos]
+    left = [row for row in rows if len(row["done"]) < len(request.questions)]
+    if not left:
+        return
+    answers = ray.data.from_items(left, override_num_blocks=len(left)).flat_map(
+        RayWorker,
+        fn_constructor_args=(model, request, use_cache),
+        concurrency=workers,
+        num_gpus=1 if torch.cuda.is_available() else 0,
+    )
+    for row in answers.iter_rows():
+        yield json.loads(row["row"])

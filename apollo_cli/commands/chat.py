@@ -9,10 +9,10 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from apollo_cli.commands.asking import introduce, protect_inputs
-from apollo_cli.commands.formats import choose_format, writer_for
+from apollo_cli.commands.formats import WRITERS, choose_format
 from apollo_cli.commands.options import Moment, complete_file, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
+from apollo_cli.commands.request import introduce, protect_inputs
 from apollo_cli.config import GenerationOptions, ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import ApolloError, UsageError
 
@@ -168,7 +168,7 @@ def _save(talk: Conversation, arguments: list[str]) -> None:
     if form == "md":
         text = talk.to_markdown()
     elif path.suffix.lower() != ".json":
-        write = writer_for(form)
+        write = WRITERS[form]
         text = "".join(write(row, number) for number, row in enumerate(_rows(talk), start=1))
     talk.save(path, text)
     say_note(f"saved to {path}")

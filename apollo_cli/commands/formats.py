@@ -5,30 +5,96 @@ from __future__ import annotations
 import csv
 import io
 import json
+import os
 import re
-from collections.abc import Callable
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Any
+from typing import Any, TextIO
 
+from apollo_cli.atomic import write_whole
+from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.harmless import clean_cell, clean_markdown, clean_markdown_line
+from apollo_cli.words import count
 
-FORMATS = ("text", "jsonl", "csv", "srt", "md")
-_ENDINGS = {".json": "jsonl"} | {f".{name}": name for name in FORMATS[1:]}
 _SUBTITLE_TAG = re.compile(r"<(?=[^<>]*>)|\{(?=[^{}]*\})")
-
-# One answered question, as ``Answer.to_dict`` gives it; the last argument is its number from 1.
-Writer = Callable[[dict[str, Any], int], str]
 
 
 def choose_format(asked: str | None, output: Path | None) -> str:
     """The format that was asked for, else the one that a file's ending names, else text."""
-    return asked or _ENDINGS.get((output or Path()).suffix.lower(), "text")
+    ending = (output or Path()).suffix.lower().lstrip(".")
+    named = "jsonl" if ending == "json" else ending
+    return asked or (named if named in WRITERS else "text")
 
 
-def writer_for(name: str) -> Writer:
-    """The function that turns one answer into text, line end included."""
-    writers = {"text": to_text, "jsonl": to_json, "csv": to_csv, "srt": to_srt, "md": to_markdown}
-    return writers[name]
+@contextmanager
+def open_output(output: Path | None, *, append: bool = False) -> Iterator[TextIO]:
+    """Where answers go: stdout, a file that is written whole at the end, or one that grows.
+
+    Args:
+        output: None is stdout.
+        append: add to the file line by line; a last line that was stopped half-way is cut off.
+
+    Raises:
+        UsageError: the file cannot be written.
+    """
+    if output is None:
+        yield sys.stdout
+        return
+    if not append:
+        text = io.StringIO()
+        try:
+            yield text
+        finally:
+            with _named_failure(output):
+                if text.getvalue():
+                    write_whole(output, text.getvalue())
+        return
+    with _named_failure(output):
+        content = output.read_bytes() if output.is_file() else b""
+        whole = content.rfind(b"\n") + 1
+        if whole < len(content):
+            os.truncate(output, whole)
+        file = output.open("a", encoding="utf-8")
+    with file:
+        yield file
+
+
+@contextmanager
+def _named_failure(output: Path | str) -> Iterator[None]:
+    try:
+        yield
+    except OSError as error:
+        raise UsageError(f"-o {output} cannot be written ({error.strerror})") from error
+
+
+def write_rows(rows: Iterable[dict[str, Any]], write: Writer, file: TextIO) -> None:
+    """Write each row as it comes, so that a stopped run has lost nothing.
+
+    Raises:
+        MediaError: at the end, when videos failed.
+    """
+    failed: dict[str, None] = {}
+    for number, row in enumerate(rows, start=1):
+        text = write(row, number)
+        try:
+            file.write(text)
+            file.flush()
+        except OSError as error:
+            if file is sys.stdout:
+                raise
+            # What waits to be written is given up: closing the file would fail once more.
+            with suppress(OSError):
+                file.close()
+            raise UsageError(f"-o {file.name} cannot be written ({error.strerror})") from error
+        if "error" in row:
+            failed[row["video"]] = None
+    if failed:
+        raise MediaError(
+            f"{count(len(failed), 'video')} failed, the first is {Path(next(iter(failed))).name}",
+            next_step="with -o answers.jsonl, the same command again tries only these",
+        )
 
 
 def to_text(row: dict[str, Any], number: int) -> str:
@@ -106,3 +172,15 @@ def _stamp(seconds: float) -> str:
     milliseconds = round(seconds * 1000)
     minutes, rest = divmod(milliseconds, 60_000)
     return f"{minutes // 60:02}:{minutes % 60:02}:{rest // 1000:02},{rest % 1000:03}"
+
+
+# One answered question, as ``Answer.to_dict`` gives it, and its number from 1; gives the text
+# with the end of its line.
+Writer = Callable[[dict[str, Any], int], str]
+WRITERS: dict[str, Writer] = {
+    "text": to_text,
+    "jsonl": to_json,
+    "csv": to_csv,
+    "srt": to_srt,
+    "md": to_markdown,
+}

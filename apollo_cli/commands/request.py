@@ -1,4 +1,4 @@
-"""Asking one set of questions about one set of files: what ``apollo ask`` does for each."""
+"""The questions of ``apollo ask``, and how the files of one request are watched and answered."""
 
 from __future__ import annotations
 
@@ -18,7 +18,6 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
-    from apollo_cli.answer import Answer
     from apollo_cli.engine import Apollo
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.info import VideoInfo
@@ -141,62 +140,35 @@ def answer_all(
     for question in request.questions:
         if stream_text and len(request.questions) > 1:
             click.echo(f"Q: {question}\nA: ", nl=False)
+        remarks: list[str] = []
         if request.choices:
-            row = _choose(apollo, memories, question, request)
+            from apollo_cli.choices import choose
+
+            row = choose(apollo, memories, question, request.choices).to_dict()
+            row |= {"model": apollo.describe(), "videos": [m.describe() for m in memories]}
             if stream_text:
                 click.echo(answer_text(row))
         else:
-            answer = _write(apollo, memories, question, request.options, stream_text)
+            stream = apollo.stream(memories, question, request.options)
+            for piece in stream:
+                if stream_text:
+                    click.echo(piece, nl=False)
+                    sys.stdout.flush()
+            if stream_text:
+                click.echo()
+            answer = stream.finish()
             row = answer.to_dict()
-            for text in answer.remarks:
-                remark(text)
+            remarks += answer.remarks
             if request.blind:
-                row["blind_check"] = _check_blind(apollo, memories, answer, request, remark)
+                from apollo_cli.blind import blind_check
+
+                check = blind_check(apollo, memories, answer, request.options)
+                row["blind_check"] = check.to_dict()
+                remarks += check.describe()
         warnings = apollo.remarks(question)
-        for text in warnings:
+        for text in [*remarks, *warnings]:
             remark(text)
         yield row | {"notes": [*row.get("notes", ()), *warnings]}
-
-
-def _write(
-    apollo: Apollo,
-    memories: list[VideoMemory],
-    question: str,
-    options: GenerationOptions,
-    stream_text: bool,
-) -> Answer:
-    stream = apollo.stream(memories, question, options)
-    if stream_text:
-        for piece in stream:
-            click.echo(piece, nl=False)
-            sys.stdout.flush()
-        click.echo()
-    return stream.finish()
-
-
-def _choose(
-    apollo: Apollo, memories: list[VideoMemory], question: str, request: Request
-) -> dict[str, Any]:
-    from apollo_cli.choices import choose
-
-    choice = choose(apollo, memories, question, request.choices)
-    videos = [memory.describe() for memory in memories]
-    return {**choice.to_dict(), "model": apollo.describe(), "videos": videos}
-
-
-def _check_blind(
-    apollo: Apollo,
-    memories: list[VideoMemory],
-    answer: Answer,
-    request: Request,
-    remark: Remark,
-) -> dict[str, Any]:
-    from apollo_cli.blind import blind_check
-
-    check = blind_check(apollo, memories, answer, request.options)
-    for text in check.describe():
-        remark(text)
-    return check.to_dict()
 
 
 def introduce(apollo: Apollo, memories: list[VideoMemory] | None, remark: Remark) -> None:
