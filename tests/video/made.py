@@ -6,12 +6,16 @@ import io
 from collections.abc import Callable, Sequence
 from fractions import Fraction
 from pathlib import Path
+from typing import NamedTuple
 
 import av
 import numpy as np
 from av.video.stream import VideoStream
 
-from tests.cases.marker import draw_marker
+from apollo_cli.config import ReadingOptions
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.reader import read_frames
+from tests.cases.marker import draw_marker, read_marker
 
 LINES = b"1\n00:00:06,000 --> 00:00:07,000\n<b>one</b>\n\n2\n00:00:08,000 --> 00:00:09,000\ntwo\n"
 
@@ -20,6 +24,65 @@ def marked_frame(number: int, hundredths: int, size: tuple[int, int]) -> av.Vide
     """One picture with its marker, as RGB."""
     gray = draw_marker(number, hundredths, *size)
     return av.VideoFrame.from_ndarray(np.repeat(gray[..., None], 3, axis=2), format="rgb24")
+
+
+class Shown(NamedTuple):
+    """What a reading gave for a picture: its time, and the number drawn into it.
+
+    The number is None where there is no marker, or one that is turned.
+    """
+
+    seconds: float
+    number: int | None
+    is_damaged: bool
+
+
+def read_marks(info: VideoInfo, indices: Sequence[int] | None = None) -> list[Shown]:
+    """Read the pictures of these indices, or all, by their times; in the order of the indices."""
+    times = info.times if indices is None else info.times[list(indices)]
+    found: dict[int, Shown] = {}
+    for frame in read_frames(info, times, ReadingOptions()):
+        mark = read_marker(frame.rgb)
+        number = mark.number if mark and mark.turned == 0 else None
+        assert frame.position not in found
+        wanted = float(times[frame.position])
+        found[frame.position] = Shown(float(frame.seconds), number, wanted in frame.damaged)
+    return [found[position] for position in range(len(times))]
+
+
+def numbers(info: VideoInfo, indices: Sequence[int] | None = None) -> list[int | None]:
+    """The numbers drawn into pictures that are all sound and at their times."""
+    seen = read_marks(info, indices)
+    times = info.times if indices is None else info.times[list(indices)]
+    assert [one.seconds for one in seen] == times.tolist()
+    assert not any(one.is_damaged for one in seen)
+    return [one.number for one in seen]
+
+
+def remux(
+    source: Path, target: Path, keep: Callable[[int, av.Packet], bool] = lambda *_: True
+) -> Path:
+    """Copy the coded pictures as they are into another container.
+
+    Args:
+        keep: whether to take a packet, by the number of key packets up to it and itself.
+    """
+    with av.open(str(source)) as read, av.open(str(target), "w") as written:
+        stream = read.streams.video[0]
+        copy = written.add_stream_from_template(stream)
+        keys = 0
+        for packet in read.demux(stream):
+            keys += packet.is_keyframe
+            if packet.dts is not None and keep(keys, packet):
+                packet.stream = copy
+                written.mux(packet)
+    return target
+
+
+def packets_of(path: Path) -> list[bytes]:
+    """The coded pictures of a film, in file order."""
+    with av.open(str(path)) as container:
+        return [bytes(p) for p in container.demux(container.streams.video[0]) if p.size]
 
 
 def make_film(

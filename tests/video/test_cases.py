@@ -13,17 +13,15 @@ import pytest
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
-from apollo_cli.video.probe import VideoInfo, probe
+from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import describe_damage, read_frames
 from tests.cases import CASES, FOLDER
 from tests.cases.marker import read_marker
+from tests.video.made import numbers, read_marks
 
 HANDED = {case["name"]: case for case in CASES if (FOLDER / case["name"]).is_file()}
 ERRORS = [name for name, case in HANDED.items() if case["klass"] == "error"]
-# Too small for a marker; bit flips are read in a test of their own.
-UNMARKED = ("tiny16.mp4", "bit_flips.mp4")
 READABLE = [name for name, case in HANDED.items() if case["klass"] != "error"]
-MARKED = [name for name in READABLE if name not in UNMARKED]
 
 ODD_NAMES = (
     "with space.mp4",
@@ -39,23 +37,6 @@ ODD_NAMES = (
     "[brackets]*?.mp4",
     "x" * 251 + ".mp4",
 )
-
-
-def wrong_pictures(info: VideoInfo, indices: list[int], marks: list[int]) -> list:
-    """The pictures, among those asked for by their times, that are not what they should be."""
-    wrong = []
-    seen = []
-    for frame in read_frames(info, info.times[indices]):
-        assert frame.damaged == ()
-        index = indices[frame.position]
-        mark = read_marker(frame.rgb)
-        seen.append(frame.position)
-        if mark is None or mark.number != marks[index] or mark.turned != 0:
-            wrong.append((index, mark))
-        elif frame.seconds != pytest.approx(info.times[index], abs=1e-6):
-            wrong.append((index, frame.seconds))
-    assert sorted(seen) == list(range(len(indices)))
-    return wrong
 
 
 @pytest.mark.parametrize("name", READABLE)
@@ -80,19 +61,6 @@ def test_a_readable_case_has_its_true_facts(name: str):
         if "jump" not in name:
             assert info.source_fps == pytest.approx(int(top) / int(bottom or 1), rel=2e-3)
             assert info.constant_rate
-
-
-@pytest.mark.parametrize("name", MARKED)
-def test_pictures_are_right_in_order_and_at_random(name: str):
-    info = probe(FOLDER / name)
-    marks = HANDED[name]["facts"].get("marks") or list(range(info.frame_count))
-    everything = list(range(info.frame_count))
-    assert wrong_pictures(info, everything, marks) == []
-    chance = np.random.default_rng(7)
-    for count in (1, 1, 2, 7):
-        some = chance.choice(info.frame_count, min(count, info.frame_count), replace=False)
-        assert wrong_pictures(info, some.tolist(), marks) == []
-    assert wrong_pictures(info, [info.frame_count - 1, 0, info.frame_count - 1], marks) == []
 
 
 @pytest.mark.parametrize("name", [name for name in READABLE if HANDED[name]["klass"] == "warns"])
@@ -139,30 +107,20 @@ def test_times_outside_of_the_video_give_its_first_and_last_picture():
     assert [f.seconds for f in frames] == pytest.approx([0, 0, info.times[-1]])
 
 
-def test_each_damaged_picture_is_replaced_by_a_neighbour_and_counted():
-    case = HANDED["bit_flips.mp4"]["facts"]
+def test_the_nearest_sound_picture_stands_in_for_each_damaged_one_whatever_else_is_read():
     info = probe(FOLDER / "bit_flips.mp4")
-    wrong, damaged = 0, list[float]()
-    for frame in read_frames(info, info.times):
-        damaged += frame.damaged
-        mark = read_marker(frame.rgb)
-        assert mark is not None, "a broken picture was handed out"
-        assert info.times[mark.number] == pytest.approx(frame.seconds)
-        wrong += frame.seconds != info.times[frame.position]
-    assert wrong == len(damaged) == 240 - case["good_frames"]
-    assert "75 of 240 pictures are damaged" in describe_damage(info, damaged, info.times)
-
-
-def test_the_nearest_sound_picture_stands_in_whatever_was_read_before():
-    info = probe(FOLDER / "bit_flips.mp4")
-    frames = list(read_frames(info, info.times))
-    whole = {f.position: f.seconds for f in frames}
-    damaged = np.isin(info.times, [seconds for f in frames for seconds in f.damaged])
-    for index in np.flatnonzero(damaged).tolist()[::4]:
-        (alone,) = read_frames(info, info.times[[index]])
-        assert alone.seconds == whole[index]
+    whole = read_marks(info)
+    damaged = np.array([seen.is_damaged for seen in whole])
+    assert damaged.sum() == 240 - HANDED["bit_flips.mp4"]["facts"]["good_frames"] == 75
+    for index, seen in enumerate(whole):
+        # A picture that is handed out is sound, and its time is its own.
+        assert info.times[seen.number or 0] == pytest.approx(seen.seconds)
         gap = np.abs(info.times[~damaged] - info.times[index]).min()
-        assert abs(alone.seconds - info.times[index]) == pytest.approx(gap)
+        assert abs(seen.seconds - info.times[index]) == pytest.approx(gap)
+    for index in np.flatnonzero(damaged).tolist()[::4]:
+        assert read_marks(info, [index]) == [whole[index]]
+    told = describe_damage(info, info.times[damaged].tolist(), info.times)
+    assert "75 of 240 pictures are damaged" in told
 
 
 def test_strict_reading_stops_at_a_damaged_picture():
@@ -177,7 +135,7 @@ def test_a_file_is_read_whatever_its_name(tmp_path: Path, name: str, monkeypatch
     monkeypatch.chdir(tmp_path)
     for path in (name, tmp_path / name):
         info = probe(path)
-        assert wrong_pictures(info, [9, 0, 4], list(range(10))) == []
+        assert numbers(info, [9, 0, 4]) == [9, 0, 4]
     (tmp_path / name).write_bytes(b"")
     with pytest.raises(MediaError) as caught:
         probe(name)
@@ -195,41 +153,39 @@ def test_a_file_address_of_this_machine_is_its_path(tmp_path: Path, start: str):
             probe(address)
 
 
+@pytest.mark.parametrize(
+    ("kind", "said"),
+    [
+        ("folder", "is a folder"),
+        ("pipe", "is a named pipe"),
+        ("device", "is a device"),
+        ("missing", "no such file"),
+        ("dangling link", r"is a link to gone.mp4, no such file"),
+        ("in a file", "is not a usable path"),
+        ("null", "is not a usable path"),
+    ],
+)
+def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str, said: str):
+    path = tmp_path / "thing.mp4"
+    make = {
+        "folder": path.mkdir,
+        "pipe": lambda: os.mkfifo(path),
+        "dangling link": lambda: path.symlink_to("gone.mp4"),
+        "in a file": lambda: shutil.copyfile(FOLDER / "cfr10_target.mp4", path),
+    }
+    make.get(kind, lambda: None)()
+    there = {
+        "device": Path(os.devnull),
+        "in a file": path / "inner.mp4",
+        "null": tmp_path / "null\0.mp4",
+    }
+    with pytest.raises(MediaError, match=said):
+        probe(there.get(kind, path))
+
+
 def test_a_link_is_followed(tmp_path: Path):
     (tmp_path / "link.mp4").symlink_to(FOLDER / "cfr10_target.mp4")
     assert probe(tmp_path / "link.mp4").frame_count == 10
-
-
-def test_a_dangling_link_is_named_with_its_target(tmp_path: Path):
-    (tmp_path / "dangling.mp4").symlink_to("gone.mp4")
-    with pytest.raises(MediaError, match=r"dangling.mp4 is a link to gone.mp4, no such file"):
-        probe(tmp_path / "dangling.mp4")
-
-
-@pytest.mark.parametrize("kind", ["folder", "pipe", "device", "missing", "in a file", "null"])
-def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str):
-    path = tmp_path / "thing.mp4"
-    said = {
-        "folder": "is a folder",
-        "pipe": "is a named pipe",
-        "device": "is a device",
-        "missing": "no such file",
-        "in a file": "is not a usable path",
-        "null": "is not a usable path",
-    }
-    if kind == "folder":
-        path.mkdir()
-    elif kind == "pipe":
-        os.mkfifo(path)
-    elif kind == "device":
-        path = Path(os.devnull)
-    elif kind == "in a file":
-        shutil.copyfile(FOLDER / "cfr10_target.mp4", path)
-        path = path / "inner.mp4"
-    elif kind == "null":
-        path = tmp_path / "null\0.mp4"
-    with pytest.raises(MediaError, match=said[kind]):
-        probe(path)
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser reads it all")

@@ -22,7 +22,7 @@ from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import read_frames
 from tests.cases import FOLDER
 from tests.cases.marker import draw_marker, read_marker
-from tests.video.made import make_film, marked_frame
+from tests.video.made import make_film, marked_frame, numbers, read_marks, remux
 
 X265 = {"x265-params": "open-gop=1:keyint=12:bframes=4:log-level=none"}
 OPEN_GROUPS = {"x264-params": "open-gop=1:bframes=5:b-pyramid=2:scenecut=0"}
@@ -96,25 +96,16 @@ KINDS: dict[str, dict] = {
 }
 
 
-def wrong_marks(path: Path, count: int = 60) -> list:
-    """The pictures that are wrong when all are read, and when single ones are."""
+def check_whole_and_singly(path: Path, count: int = 60) -> None:
     info = probe(path)
-    assert info.frame_count == count
-    chance = np.random.default_rng(3)
-    reads = [list(range(count)), *([int(k)] for k in chance.integers(0, count, 6))]
-    wrong = []
-    for indices in reads:
-        for frame in read_frames(info, info.times[indices]):
-            mark = read_marker(frame.rgb)
-            if mark is None or mark.number != indices[frame.position] or mark.turned != 0:
-                wrong.append((indices[frame.position], mark))
-            assert frame.damaged == ()
-    return wrong
+    assert numbers(info) == list(range(count))
+    for index in np.random.default_rng(3).integers(0, count, 6).tolist():
+        assert numbers(info, [index]) == [index]
 
 
 @pytest.mark.parametrize("name", KINDS)
 def test_further_kinds_read_right_in_order_and_singly(tmp_path: Path, name: str):
-    assert wrong_marks(make_film(tmp_path / name, **KINDS[name])) == []
+    check_whole_and_singly(make_film(tmp_path / name, **KINDS[name]))
 
 
 @pytest.mark.parametrize("degrees", [0, 90, 180, 270])
@@ -153,7 +144,7 @@ def test_hdr_is_mapped_to_a_picture_one_can_see(tmp_path: Path, transfer: str):
         options={"x265-params": params},
         count=10,
     )
-    assert wrong_marks(path, 10) == []
+    check_whole_and_singly(path, 10)
     info = probe(path)
     assert any("HDR" in warning for warning in info.warnings)
     (frame,) = read_frames(info, [0])
@@ -226,29 +217,17 @@ def test_damage_is_said_and_never_shown(
     info = probe(path)
     assert any(said in warning for warning in info.warnings)
     assert 25 < info.frame_count < 60
-    for frame in read_frames(info, info.times):
-        mark = read_marker(frame.rgb)
-        assert mark is not None, "a broken picture was handed out"
-        true_seconds = frame.seconds + info.clock_offset_seconds - start
-        assert mark.number / 30 == pytest.approx(true_seconds, abs=2e-3)
+    for seen in read_marks(info):
+        assert seen.number is not None, "a broken picture was handed out"
+        true_seconds = seen.seconds + info.clock_offset_seconds - start
+        assert seen.number / 30 == pytest.approx(true_seconds, abs=2e-3)
 
 
 def test_a_start_that_cannot_be_decoded_is_left_out(tmp_path: Path):
     whole = make_film(tmp_path / "whole.ts", codec="libx265", gop=12, options=X265)
-    path = tmp_path / "late.ts"
-    with av.open(str(whole)) as source, av.open(str(path), "w") as target:
-        stream = source.streams.video[0]
-        copy = target.add_stream_from_template(stream)
-        keys = 0
-        for packet in source.demux(stream):
-            keys += packet.is_keyframe
-            if packet.dts is not None and keys > 1:
-                packet.stream = copy
-                target.mux(packet)
-    info = probe(path)
+    info = probe(remux(whole, tmp_path / "late.ts", lambda keys, _: keys > 1))
     assert any("can't be decoded" in warning for warning in info.warnings)
-    marks = [read_marker(frame.rgb) for frame in read_frames(info, info.times)]
-    assert [mark and mark.number for mark in marks] == list(range(12, 60))
+    assert numbers(info) == list(range(12, 60))
 
 
 @pytest.mark.parametrize(
