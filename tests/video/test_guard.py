@@ -62,8 +62,11 @@ def test_errors_and_reports_come_through_whole(guard: GuardedReader):
     info = guard.probe(FOLDER / "bit_flips.mp4")
     frames = list(guard.read_frames(info, info.times))
     assert (len(frames), sum(len(frame.damaged) for frame in frames)) == (240, 75)
+    assert len(guard.check_pictures(info)) == 75
     with pytest.raises(MediaError, match="is damaged"):
         list(guard.read_frames(info, info.times, ReadingOptions(strict=True)))
+    with pytest.raises(MediaError, match="1,000 pixels"):
+        guard.probe(FOLDER / "cfr30.mp4", ReadingOptions(max_pixels=1000))
 
 
 def test_a_file_that_took_the_name_of_another_is_read_by_its_own_times(
@@ -71,21 +74,10 @@ def test_a_file_that_took_the_name_of_another_is_read_by_its_own_times(
 ):
     path = Path(copyfile(FOLDER / "cfr30.mp4", tmp_path / "film.mp4"))
     list(guard.read_frames(guard.probe(path), [0.0]))
-    (tmp_path / "film.mp4").write_bytes((FOLDER / "vfr_screen.mp4").read_bytes())
+    path.write_bytes((FOLDER / "vfr_screen.mp4").read_bytes())
     info = probe(path)
-    for one, other in zip(
-        guard.read_frames(info, info.times), read_frames(info, info.times), strict=True
-    ):
-        assert one.seconds == other.seconds
-        assert np.array_equal(one.rgb, other.rgb)
-    path.unlink()
-    with pytest.raises(MediaError, match="no such file"):
-        list(guard.read_frames(info, [0.0]))
-
-
-def test_all_pictures_can_be_checked(guard: GuardedReader):
-    for name, damaged in (("bit_flips.mp4", 75), ("cfr30.mp4", 0), ("anim.gif", 0)):
-        assert len(guard.check_pictures(guard.probe(FOLDER / name))) == damaged
+    ours, theirs = guard.read_frames(info, info.times), read_frames(info, info.times)
+    assert list(map(bytes_of, ours)) == list(map(bytes_of, theirs))
 
 
 def test_a_reading_may_be_left_early(guard: GuardedReader):
@@ -109,23 +101,23 @@ def test_a_hang_is_one_line_and_the_next_file_is_read():
         assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
 
 
-def test_a_crash_in_the_middle_is_one_line():
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        (signal.SIGSEGV, r"crashed \(signal 11"),
+        (signal.SIGKILL, r"from outside \(signal 9"),
+        (signal.SIGTERM, r"from outside \(signal 15"),
+    ],
+)
+def test_a_child_that_ends_in_the_middle_is_one_line(how: signal.Signals, said: str):
     with GuardedReader() as reader:
         info = reader.probe(FOLDER / "cfr30.mp4")
         frames = reader.read_frames(info, info.times)
         next(frames)
-        assert reader.process_id is not None
-        os.kill(reader.process_id, signal.SIGSEGV)
-        with pytest.raises(MediaError, match=r"cfr30.mp4: the decoder crashed \(signal 11"):
+        os.kill(reader.process_id or 0, how)
+        with pytest.raises(MediaError, match=rf"cfr30.mp4: .*{said}"):
             list(frames)
-
-
-def test_limits_hold_in_the_child_too():
-    with (
-        GuardedReader() as reader,
-        pytest.raises(MediaError, match=r"pictures of 320x180; allowed are 1,000 pixels"),
-    ):
-        reader.probe(FOLDER / "cfr30.mp4", ReadingOptions(max_pixels=1000))
+        assert reader.probe(FOLDER / "fps240.mp4").frame_count > 0
 
 
 def is_running(process: int) -> bool:
@@ -171,42 +163,25 @@ def test_the_start_of_the_child_is_no_hang(tmp_path: Path, monkeypatch: pytest.M
         assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
 
 
-@pytest.mark.parametrize("how", [signal.SIGKILL, signal.SIGTERM])
-def test_a_decoder_that_is_ended_from_outside_is_told_as_that(how: signal.Signals):
-    with GuardedReader() as reader:
-        info = reader.probe(FOLDER / "cfr30.mp4")
-        frames = reader.read_frames(info, info.times)
-        next(frames)
-        os.kill(reader.process_id or 0, how)
-        with pytest.raises(MediaError, match=rf"cfr30.mp4: .* from outside \(signal {how:d}\)"):
-            list(frames)
-        assert reader.probe(FOLDER / "fps240.mp4").frame_count > 0
-
-
-def overwrite(path: Path, data: bytes) -> None:
-    path.write_bytes(data)
-
-
 def exchange(path: Path, data: bytes) -> None:
     other = path.with_name("other")
     other.write_bytes(data)
     os.replace(other, path)
 
 
-@pytest.mark.parametrize("change", [overwrite, exchange, lambda path, data: path.unlink()])
-@pytest.mark.parametrize("reader", [None, GuardedReader])
+@pytest.mark.parametrize("change", [Path.write_bytes, exchange, lambda path, data: path.unlink()])
+@pytest.mark.parametrize("is_guarded", [False, True])
 def test_a_file_that_changes_while_it_is_read_is_told(
-    tmp_path: Path, guard: GuardedReader, reader: type | None, change: Callable
+    tmp_path: Path, guard: GuardedReader, is_guarded: bool, change: Callable
 ):
     other = (FOLDER / "vfr_screen.mp4").read_bytes()
     path = Path(copyfile(FOLDER / "one_key_60s.mp4", tmp_path / "film.mp4"))
     info = guard.probe(path)
-    read = guard.read_frames if reader else read_frames
+    read = guard.read_frames if is_guarded else read_frames
     frames = read(info, info.times)
     next(frames)
     change(path, other)
-    with pytest.raises(MediaError, match=r"film.mp4"):
-        list(frames)
     # Nor is another file read by the times of the one that was looked at.
-    with pytest.raises(MediaError, match=r"film.mp4"):
-        next(read(info, info.times[:1]))
+    for rest in (frames, read(info, info.times[:1])):
+        with pytest.raises(MediaError, match=r"film.mp4"):
+            list(rest)
