@@ -165,9 +165,9 @@ class GuardedReader:
         child = self._child or self._start()
         self._number += 1
         number = self._number
-        self._send(child, path, Request(number, task, arguments))
         is_finished = False
         try:
+            self._send(child, path, Request(number, task, arguments))
             while not is_finished:
                 reply = self._receive(child, path)
                 # Others are heartbeats, or belong to a reading that was left early.
@@ -188,7 +188,7 @@ class GuardedReader:
             for part in encode(request):
                 rest = part
                 while rest:
-                    self._wait(child, path, pipe, select.POLLOUT)
+                    self._wait(child, pipe, select.POLLOUT)
                     rest = rest[os.write(pipe, rest) :]
 
     def _receive(self, child: subprocess.Popen[bytes], path: Path) -> Reply:
@@ -197,7 +197,7 @@ class GuardedReader:
 
         def read(memory: memoryview) -> None:
             while memory:
-                self._wait(child, path, pipe, select.POLLIN)
+                self._wait(child, pipe, select.POLLIN)
                 count = os.readv(pipe, [memory])
                 if not count:
                     raise BrokenPipeError
@@ -207,41 +207,43 @@ class GuardedReader:
             reply = decode(read)
             self._has_started = True
             if time.monotonic() > self._deadline:
-                raise self._stall(path)
+                raise TimeoutError
         return reply
+
+    def _wait(self, child: subprocess.Popen[bytes], pipe: int, event: int) -> None:
+        """Wait until a pipe may be used, as long as the child makes progress."""
+        poll = select.poll()
+        poll.register(pipe, event)
+        most = self.stall_seconds if self._has_started else _START_SECONDS
+        patience: Patience | None = None
+        while not poll.poll(1000 * max(0, min(_LOOK_SECONDS, self._deadline - time.monotonic()))):
+            patience = patience or Patience(child.pid)
+            if patience.look() >= most or time.monotonic() >= self._deadline:
+                raise TimeoutError
 
     @contextmanager
     def _whole_message(self, child: subprocess.Popen[bytes], path: Path) -> Iterator[None]:
-        """End the child when a message stops midway: what comes next could not be told apart."""
+        """End the child when a message stops midway: what comes next could not be told apart.
+
+        Raises:
+            MediaError: the child has crashed, hangs, or has used up its time.
+        """
         try:
             yield
-        except BrokenPipeError:
-            error = self._crash(child, path)
+        except (BrokenPipeError, TimeoutError) as error:
+            failure = self._describe(error, child, path)
             self.close()
-            raise error from None
+            raise failure from None
         except BaseException:
             self.close()
             raise
 
-    def _wait(self, child: subprocess.Popen[bytes], path: Path, pipe: int, direction: int) -> None:
-        """Wait until a pipe may be used, as long as the child makes progress."""
-        poll = select.poll()
-        poll.register(pipe, direction)
-        most = self.stall_seconds if self._has_started else _START_SECONDS
-        patience: Patience | None = None
-        while not poll.poll(1000 * max(0.0, min(_LOOK_SECONDS, self._deadline - time.monotonic()))):
-            patience = patience or Patience(child.pid)
-            if patience.look() >= most or time.monotonic() >= self._deadline:
-                raise self._stall(path)
-
-    def _stall(self, path: Path) -> MediaError:
-        if time.monotonic() >= self._deadline:
-            what = f"reading took longer than {self._limit_seconds:g} s"
-        else:
+    def _describe(self, error: OSError, child: subprocess.Popen[bytes], path: Path) -> MediaError:
+        if isinstance(error, TimeoutError):
             what = f"decoding made no progress for {self.stall_seconds:g} s"
-        return MediaError(f"{shown(path)}: {what}", next_step=_OTHER_FILE)
-
-    def _crash(self, child: subprocess.Popen[bytes], path: Path) -> MediaError:
+            if time.monotonic() >= self._deadline:
+                what = f"reading took longer than {self._limit_seconds:g} s"
+            return MediaError(f"{shown(path)}: {what}", next_step=_OTHER_FILE)
         code = child.wait()
         if -code in (signal.SIGKILL, signal.SIGTERM):
             return MediaError(
@@ -249,13 +251,11 @@ class GuardedReader:
                 "systems do so when memory runs out",
                 "close other programs, then try again",
             )
-
         self._complaints.seek(0)
         said = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
         how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        return MediaError(
-            f"{shown(path)}: the decoder crashed ({', '.join([how, *said])})", next_step=_OTHER_FILE
-        )
+        reason = ", ".join([how, *said])
+        return MediaError(f"{shown(path)}: the decoder crashed ({reason})", next_step=_OTHER_FILE)
 
 
 def child_environment() -> dict[str, str]:
