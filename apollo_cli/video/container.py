@@ -67,7 +67,7 @@ _OTHER_KINDS = [
         (rb"ID3|fLaC|RIFF.{4}WAVE", "has sound only", "give a file with a picture stream"),
         (
             rb'.*"apollo_memory"',
-            "is what a model saw of a video, not a video",
+            "is a saved memory of a video (apollo remember), not a video",
             "give the video itself; only ask, chat and ui take the file instead of it",
         ),
         (
@@ -152,7 +152,7 @@ def local_path(address: str) -> str:
 
 
 def identify(path: Path) -> tuple[int, ...]:
-    """What tells a file from another of its name: device, number, size and time of change.
+    """Device, inode, size and time of change, which together identify a file.
 
     Raises:
         MediaError: it is gone.
@@ -166,10 +166,10 @@ def identify(path: Path) -> tuple[int, ...]:
 
 @contextmanager
 def unchanged(path: Path, identity: tuple[int, ...]) -> Iterator[None]:
-    """Let a file be read only as long as it is the one that was looked at.
+    """Raise when a file is changed or replaced inside the block.
 
     Raises:
-        MediaError: it has been changed or replaced; this also stands for what came of that.
+        MediaError: it was changed; this also replaces the error that the change has caused.
     """
     try:
         yield
@@ -180,7 +180,7 @@ def unchanged(path: Path, identity: tuple[int, ...]) -> Iterator[None]:
 
 
 def check_unchanged(path: Path, identity: tuple[int, ...]) -> None:
-    """See that a file is still the one that was looked at; nothing is known of it if empty.
+    """Raise unless a file is still the one that was probed; an empty identity matches every file.
 
     Raises:
         MediaError: it has been changed or replaced.
@@ -193,10 +193,10 @@ def check_unchanged(path: Path, identity: tuple[int, ...]) -> None:
 
 
 def sniff(path: Path) -> MediaKind:
-    """Tell by the first bytes whether a file is an image or may be a video container.
+    """Judge by its first bytes whether a file is an image or may be a video container.
 
     Raises:
-        MediaError: it is something else that can be named: text, a web page, an archive.
+        MediaError: it is something else that has a name, such as text, a web page or an archive.
     """
     try:
         with path.open("rb") as file:
@@ -242,7 +242,7 @@ def open_container(path: Path) -> av.container.InputContainer:
 
 
 def check_index(path: Path) -> None:
-    """Say why an mp4 or mov file cannot be read, where its boxes tell.
+    """Raise if the boxes of an mp4 or mov file show why it cannot be read.
 
     Raises:
         MediaError: its index is missing or cut, or it is encrypted.

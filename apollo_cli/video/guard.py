@@ -31,7 +31,7 @@ from apollo_cli.video.reader import Frames
 from apollo_cli.video.transforms import PixelSpec
 
 _ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
-_LOOK_SECONDS = 0.25
+_POLL_SECONDS = 0.25
 _PIPE_BYTES = 1 << 20
 
 # On a busy machine the child may need long to load its libraries.
@@ -43,9 +43,9 @@ _OTHER_FILE = "convert the file, or try another decoder"
 class GuardedReader:
     """Probes and reads as ``probe`` and ``reader`` do, in a child that may be ended at any time.
 
-    The child starts with the first use and serves one reading after the other; a reading that is
-    left early is cancelled. Use it as a context manager, from one thread. Each method raises a
-    MediaError also when the decoder hangs or crashes.
+    The child starts at the first call and serves one reading after the other; a reading that the
+    caller leaves early is cancelled. Use it as a context manager, from one thread. Each method also
+    raises a MediaError when the decoder hangs or crashes.
 
     Attributes:
         stall_seconds: longest time without any progress before the child is ended. Its start does
@@ -67,12 +67,12 @@ class GuardedReader:
 
     @property
     def process_id(self) -> int | None:
-        """Of the child, None when none runs."""
+        """Process number of the child; None when none runs."""
         return None if self._child is None else self._child.pid
 
     @contextmanager
     def time_limit(self, seconds: float) -> Iterator[None]:
-        """Give everything that is asked inside so much time together; past it, a MediaError."""
+        """Limit the time of all calls inside together; past it they raise a MediaError."""
         self._deadline = time.monotonic() + seconds
         self._limit_seconds = seconds
         try:
@@ -83,7 +83,7 @@ class GuardedReader:
     def probe(self, path: str | Path, reading: ReadingOptions = DEFAULT_READING) -> VideoInfo:
         """As ``apollo_cli.video.probe.probe``."""
         is_folder = reading.image_fps is not None and os.path.isdir(path)
-        # Opening a pipe would hang: the owner looks first, so that this costs no child.
+        # Opening a named pipe would hang: checked here, it costs no child.
         absolute = Path(os.path.abspath(path)) if is_folder else resolve_file(path)
         (info,) = self._call(absolute, "probe", path=absolute, reading=reading)
         return info
@@ -117,13 +117,13 @@ class GuardedReader:
         return damaged
 
     def interrupt(self) -> None:
-        """End the child from another thread; what is being read fails with a MediaError."""
+        """End the child from another thread; the reading in progress raises a MediaError."""
         child = self._child
         if child is not None:
             child.kill()
 
     def close(self) -> None:
-        """End the child, whatever it is doing."""
+        """End the child."""
         child, self._child = self._child, None
         if child is not None:
             child.kill()
@@ -143,7 +143,7 @@ class GuardedReader:
 
         self._complaints: IO[bytes] = tempfile.TemporaryFile()  # noqa: SIM115 - close does
         self._child = subprocess.Popen(
-            # -P: a module that lies about in the user's folder is never imported.
+            # -P: Python imports no module from the user's current folder.
             [sys.executable, "-P", "-m", "apollo_cli.video.worker"],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -161,7 +161,7 @@ class GuardedReader:
         return self._child
 
     def _call(self, path: Path, task: str, /, **arguments: Any) -> Iterator[Any]:
-        """The results of a task of the child, one after the other."""
+        """Run a task in the child; yields its results as they come."""
         child = self._child or self._start()
         self._number += 1
         number = self._number
@@ -211,19 +211,19 @@ class GuardedReader:
         return reply
 
     def _wait(self, child: subprocess.Popen[bytes], pipe: int, event: int) -> None:
-        """Wait until a pipe may be used, as long as the child makes progress."""
+        """Wait until a pipe is ready, as long as the child makes progress."""
         poll = select.poll()
         poll.register(pipe, event)
         most = self.stall_seconds if self._has_started else _START_SECONDS
         patience: Patience | None = None
-        while not poll.poll(1000 * max(0, min(_LOOK_SECONDS, self._deadline - time.monotonic()))):
+        while not poll.poll(1000 * max(0, min(_POLL_SECONDS, self._deadline - time.monotonic()))):
             patience = patience or Patience(child.pid)
-            if patience.look() >= most or time.monotonic() >= self._deadline:
+            if patience.update() >= most or time.monotonic() >= self._deadline:
                 raise TimeoutError
 
     @contextmanager
     def _whole_message(self, child: subprocess.Popen[bytes], path: Path) -> Iterator[None]:
-        """End the child when a message stops midway: what comes next could not be told apart.
+        """End the child when a message breaks off: the bytes behind it would be misread.
 
         Raises:
             MediaError: the child has crashed, hangs, or has used up its time.
@@ -259,7 +259,7 @@ class GuardedReader:
 
 
 def child_environment() -> dict[str, str]:
-    """The environment of a child that runs a module of this very package, wherever it lies."""
+    """The environment in which a child imports this very package, wherever it is installed."""
     root = str(Path(__file__).resolve().parents[2])
     paths = [root, *filter(None, [os.environ.get("PYTHONPATH")])]
     return {**os.environ, "PYTHONPATH": os.pathsep.join(paths)}

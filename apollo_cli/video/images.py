@@ -164,9 +164,9 @@ def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:
 def walk_image(path: Path, pictures: list[int]) -> Iterator[tuple[int, np.ndarray, bool]]:
     """Yield index, picture and whether it is damaged, for ascending indices.
 
-    A picture is (H, W, 3) uint8, upright, with alpha laid over black; of a gray one all three
-    planes are the same memory, and may not be written to. Damaged is what a decoder reports though
-    Pillow passes over it.
+    A picture is (H, W, 3) uint8, upright, with alpha laid over black. The three planes of a gray
+    picture share memory and are read-only. Damage that Pillow passes over is found by stricter
+    decoders.
 
     Raises:
         MediaError: damaged, of an unknown kind, or with pixels that are no picture.
@@ -181,7 +181,7 @@ def walk_image(path: Path, pictures: list[int]) -> Iterator[tuple[int, np.ndarra
             upright = image
             if _orientation(image) not in (None, 1):
                 upright = ImageOps.exif_transpose(image)
-            # Of an animation the probe has told this.
+            # The probe has reported damage of animations.
             is_damaged = is_still and _reports_damage(path, image.format or "")
             yield index, _to_rgb(upright), is_damaged
 

@@ -1,4 +1,4 @@
-"""Look at a video or image once: true times, true size, and what is wrong with the file."""
+"""Probe a video or image: true times, true size, and what is wrong with the file."""
 
 from __future__ import annotations
 
@@ -75,7 +75,7 @@ _FURTHER_PACKETS, _MOST_PACKETS = 6, 300
 
 
 def probe(path: str | Path, reading: ReadingOptions = DEFAULT_READING) -> VideoInfo:
-    """Read every packet of a file, decode its first pictures, and say what is in it.
+    """Read every packet of a file, decode its first pictures, and describe it.
 
     Args:
         path: a plain file; links are followed. With ``image_fps`` it may be a folder of images.
@@ -180,7 +180,7 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
 
 @dataclass(frozen=True)
 class _FirstPictures:
-    """What decoding the start of a stream has shown.
+    """What decoding the start of a stream has found out.
 
     Attributes:
         size: stored width and height.
@@ -201,7 +201,7 @@ class _FirstPictures:
 
 
 def _decode_first(path: Path, stream_index: int, scan: PacketScan) -> _FirstPictures:
-    """Decode from the first key packet on, until the pictures that lead it have had their chance.
+    """Decode from the first key packet to the last picture that is shown before it.
 
     Raises:
         MediaError: nothing comes out.

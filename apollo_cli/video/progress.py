@@ -1,4 +1,4 @@
-"""How a hang is told from slow work: steps that the child counts, and its owner's patience."""
+"""What separates a hang from slow work: steps counted by the child, time counted by its owner."""
 
 from __future__ import annotations
 
@@ -10,21 +10,21 @@ _steps = 0
 
 
 def advance() -> None:
-    """Note that a packet or picture has been dealt with."""
+    """Count a packet or picture that has been read."""
     global _steps  # noqa: PLW0603 - one count for the whole process is the point
     _steps += 1
 
 
 def steps() -> int:
-    """How often ``advance`` was called."""
+    """Number of packets and pictures read by this process."""
     return _steps
 
 
 class Patience:
-    """Counts the time that a process spends: all that it computes, and all that it waits.
+    """Counts the time that a process spends computing or sleeping.
 
-    Time in which it wants to compute and is not let to is not counted: on a busy machine that says
-    nothing about the process. Where the system does not tell (other than Linux), all time counts.
+    Time in which it is ready to run and gets no CPU does not count: a busy machine is no hang of
+    the process. Where the system does not report this (other than Linux), all time counts.
 
     Attributes:
         spent_seconds: counted so far.
@@ -34,19 +34,19 @@ class Patience:
         self._process = process
         self.spent_seconds = 0.0
         self._seen = time.monotonic()
-        self._computed = _look(process)[0]
+        self._computed = _cpu_time(process)[0]
 
-    def look(self) -> float:
-        """Count the time since the last look; returns all that has been counted."""
+    def update(self) -> float:
+        """Add the time since the last call; returns the sum."""
         now = time.monotonic()
-        computed, wants_to = _look(self._process)
+        computed, wants_to = _cpu_time(self._process)
         self.spent_seconds += computed - self._computed if wants_to else now - self._seen
         self._seen, self._computed = now, computed
         return self.spent_seconds
 
 
-def _look(process: int) -> tuple[float, bool]:
-    """Seconds of CPU time that a process has used, and whether it computes or wants to."""
+def _cpu_time(process: int) -> tuple[float, bool]:
+    """Seconds of CPU time that a process has used, and whether it runs or is ready to."""
     try:
         told = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
     except OSError:

@@ -72,19 +72,19 @@ class Worker:
                 else:
                     self._requests.put(request)
         finally:
-            # The owner has gone, in whatever way: nobody is left to decode for.
+            # The owner has ended, so this process does, too.
             os._exit(0)
 
     def _beat(self) -> None:
-        """Tell the owner of progress, so that slow work is not taken for a hang."""
+        """Report progress, so that the owner does not take slow work for a hang."""
         last = -1
         while True:
             time.sleep(_BEAT_SECONDS)
             if hasattr(signal, "alarm"):
                 signal.alarm(_LAST_RESORT_SECONDS)
             now = progress.steps()
-            # While a result is being written, or the pipe is full, the owner hears of that. To wait
-            # here would put off the next alarm.
+            # Never wait for the pipe here: that would delay the next alarm. A full pipe, or one in
+            # use, shows progress by itself.
             if now != last and self._writing.acquire(blocking=False):
                 try:
                     if select.select([], [self._out], [], 0)[1]:
@@ -115,7 +115,7 @@ def _read(memory: memoryview) -> None:
 
 def main() -> None:
     """Serve the owner that has started this process."""
-    # Ctrl-C reaches the whole group; the owner decides what it means.
+    # Ctrl-C reaches both processes; the owner handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker().run()
 
