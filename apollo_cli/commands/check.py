@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 import shutil
 import sys
 import textwrap
@@ -16,7 +15,7 @@ from typing import TYPE_CHECKING
 
 import click
 
-from apollo_cli.commands.output import progress, say_note
+from apollo_cli.commands.output import progress, say_note, write_json
 from apollo_cli.errors import ApolloError, MediaError, UsageError
 from apollo_cli.words import count
 
@@ -61,31 +60,42 @@ def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -
     once, and each is told as soon as it is known. What is no video or image is left out of folders.
     The exit code is 3 when any file is broken.
     """
+    from apollo_cli.video.container import shown
+
     files = dict(find_files(places, recursive))
     if not files:
         raise UsageError(f"{places[0]} holds no file")
-    found: dict[str, list[str]] = {"ok": [], "odd": [], "broken": [], "left out": []}
-    write = _write_json if as_json else _write_lines if sys.stdout.isatty() else _write_rows
-    with progress(quiet=sys.stdout.isatty()) as report:
-
-        def told() -> Iterator[Finding]:
-            for number, finding in enumerate(check_files(files, full), start=1):
-                report("check", number, len(files))
-                found[finding.verdict].append(finding.path)
-                if finding.verdict != "left out":
-                    yield finding
-
-        write(told())
-    if found["left out"]:
-        say_note(describe_left_out(found["left out"]))
-    told_of = len(files) - len(found["left out"])
-    if not told_of:
+    found: dict[str, list[Finding]] = {"ok": [], "odd": [], "broken": [], "left out": []}
+    is_terminal = sys.stdout.isatty()
+    if not as_json and not is_terminal:
+        click.echo("\t".join(["VERDICT", "FILE", "WHAT IT IS", "WHAT IS ODD"]))
+    with progress(quiet=is_terminal) as report:
+        for number, one in enumerate(check_files(files, full), start=1):
+            report("check", number, len(files))
+            found[one.verdict].append(one)
+            if as_json or one.verdict == "left out":
+                continue
+            # A tab or line break in a name would make another row of it.
+            name = shown(one.path)
+            if is_terminal:
+                click.echo(f"{one.verdict:8}{name}")
+                for text in filter(None, [one.summary, *one.remarks]):
+                    width = shutil.get_terminal_size().columns
+                    click.echo(textwrap.indent(textwrap.fill(text, max(width - 8, 20)), " " * 8))
+            else:
+                click.echo("\t".join([one.verdict, name, one.summary, "; ".join(one.remarks)]))
+    left_out = [one.path for one in found.pop("left out")]
+    rows = [one for ones in found.values() for one in ones]
+    if as_json:
+        write_json([asdict(one) for one in rows])
+    if left_out:
+        say_note(describe_left_out(left_out))
+    if not rows:
         raise UsageError(f"{places[0]} holds no video or image")
-    say_note(f"{count(told_of, 'file')}, {len(found['odd'])} odd, {len(found['broken'])} broken")
-    if found["broken"]:
-        raise MediaError(
-            f"{len(found['broken'])} of {count(told_of, 'file')} broken: {_name(found['broken'])}"
-        )
+    files_text, broken = count(len(rows), "file"), [one.path for one in found["broken"]]
+    say_note(f"{files_text}, {len(found['odd'])} odd, {len(broken)} broken")
+    if broken:
+        raise MediaError(f"{len(broken)} of {files_text} broken: {_name(broken)}")
 
 
 def find_files(places: Iterable[str], recursive: bool) -> Iterator[tuple[str, bool]]:
@@ -173,35 +183,6 @@ def _decode(reader: GuardedReader, info: VideoInfo, full: bool) -> str:
     times = info.times[np.linspace(0, info.frame_count - 1, _SPREAD).astype(int)]
     damaged = [seconds for frame in reader.read_frames(info, times) for seconds in frame.damaged]
     return describe_damage(info, damaged, times)
-
-
-def _write_json(found: Iterator[Finding]) -> None:
-    """A list, whose entries come as they are known."""
-    start = "["
-    for finding in found:
-        click.echo(start + json.dumps(asdict(finding), indent=2, ensure_ascii=False), nl=False)
-        start = ",\n"
-    click.echo("[]" if start == "[" else "]")
-
-
-def _write_rows(found: Iterator[Finding]) -> None:
-    from apollo_cli.video.container import shown
-
-    click.echo("\t".join(["VERDICT", "FILE", "WHAT IT IS", "WHAT IS ODD"]))
-    for one in found:
-        # A tab or line break in a name would make another row of it.
-        click.echo("\t".join([one.verdict, shown(one.path), one.summary, "; ".join(one.remarks)]))
-
-
-def _write_lines(found: Iterator[Finding]) -> None:
-    """For a terminal of any width: the verdict in a column of its own, the rest beside it."""
-    from apollo_cli.video.container import shown
-
-    width, indent = shutil.get_terminal_size().columns, " " * 8
-    for finding in found:
-        click.echo(f"{finding.verdict:8}{shown(finding.path)}")
-        for text in filter(None, [finding.summary, *finding.remarks]):
-            click.echo(textwrap.fill(text, width, initial_indent=indent, subsequent_indent=indent))
 
 
 def describe_left_out(paths: list[str]) -> str:
