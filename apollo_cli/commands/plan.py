@@ -18,6 +18,7 @@ from apollo_cli.words import count
 if TYPE_CHECKING:
     from apollo_cli.fit import Run
     from apollo_cli.fitting import Demand
+    from apollo_cli.planning import Planner
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.weights.bits import QuantKind
 
@@ -117,6 +118,37 @@ def _find_machine(dtype: str | None) -> dict[str, Any]:
     }
 
 
+def _find_planner(
+    name: str,
+) -> tuple[str, Planner, tuple[QuantKind | None, ...], bool, tuple[str, ...]]:
+    """A model's name, planner, precisions, whether it is here, and what is assumed of its shape.
+
+    Raises:
+        WeightsError: the model is unknown, broken, or of a shape that is not known.
+    """
+    from apollo_cli.fit import precisions
+    from apollo_cli.planning import assumed_planner, load_planner
+    from apollo_cli.weights.bits import stored_kind
+    from apollo_cli.weights.checkpoint import read_checkpoint
+    from apollo_cli.weights.registry import resolve
+    from apollo_cli.weights.store import find_local
+
+    source = resolve(name)
+    if folder := find_local(source):
+        checkpoint = read_checkpoint(folder)
+        planner, stored = load_planner(checkpoint), stored_kind(checkpoint)
+        # A checkpoint that is stored quantised has its own precision only.
+        kinds = precisions() if stored is None else (stored,)
+        return source.name, planner, kinds, True, planner.config.notes
+    if source.entry is None:
+        raise WeightsError(
+            f"the shape of {source.name} is not known",
+            next_step=f"fetch it first: apollo models pull {source.name}",
+        )
+    released = assumed_planner(source.entry)
+    return source.name, released.planner, precisions(), False, released.assumed
+
+
 def _plan_model(
     name: str,
     infos: list[VideoInfo],
@@ -124,35 +156,11 @@ def _plan_model(
     answer: int,
     machine: dict[str, Any],
 ) -> dict[str, Any]:
-    """Clips, tokens and memory of one model, at each of its precisions.
-
-    Raises:
-        WeightsError: the model is unknown, broken, or of a shape that is not known.
-    """
-    from apollo_cli.fit import Run, precisions
+    """Clips, tokens and memory of one model, at each of its precisions."""
+    from apollo_cli.fit import Run
     from apollo_cli.fitting import measure_demand
-    from apollo_cli.planning import assumed_planner, load_planner
-    from apollo_cli.weights.bits import stored_kind
-    from apollo_cli.weights.checkpoint import read_checkpoint
-    from apollo_cli.weights.registry import resolve
-    from apollo_cli.weights.store import find_local
 
-    source, kinds = resolve(name), precisions()
-    folder = find_local(source)
-    if folder is not None:
-        checkpoint = read_checkpoint(folder)
-        planner = load_planner(checkpoint)
-        assumed, stored = planner.config.notes, stored_kind(checkpoint)
-        # A checkpoint that is stored quantised has its own precision only.
-        kinds = kinds if stored is None else (stored,)
-    elif source.entry is not None:
-        released = assumed_planner(source.entry)
-        planner, assumed = released.planner, released.assumed
-    else:
-        raise WeightsError(
-            f"the shape of {source.name} is not known",
-            next_step=f"fetch it first: apollo models pull {source.name}",
-        )
+    name, planner, kinds, is_local, assumed = _find_planner(name)
     question = planner.question_tokens
     plans = planner.plan(infos, sampling, answer, spare_tokens=question)
     demand = measure_demand(planner, infos, plans, question_tokens=question, answer_tokens=answer)
@@ -160,8 +168,8 @@ def _plan_model(
     here = Run(planner.config, machine["device"], machine["dtype"])
     sizes = {str(size): int(size * 2**30 * CARD_SHARE) for size in CARDS_GB}
     return {
-        "name": source.name,
-        "local": folder is not None,
+        "name": name,
+        "local": is_local,
         "assumed": list(assumed),
         "clips": demand.clips,
         "tokens": {
@@ -170,7 +178,7 @@ def _plan_model(
             "question": question,
             "answer": answer,
             "context": planner.config.context,
-            "exact": folder is not None,
+            "exact": is_local,
         },
         "videos": [
             {
