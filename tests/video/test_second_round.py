@@ -129,10 +129,6 @@ def test_a_damaged_picture_without_heirs_is_lost_alone_in_mpeg_4_too(tmp_path: P
     assert [one.number for one in seen] == [0, 0, *range(2, 60)]
 
 
-def twice(data: bytes) -> bytes:
-    return data * 2
-
-
 def cut_index(data: bytes) -> bytes:
     return data[: data.rindex(b"moov") + 400]
 
@@ -141,6 +137,10 @@ def hold_still(data: bytes) -> bytes:
     # The rate of the first entry of the edit list.
     at = data.index(b"elst") + 20
     return data[:at] + bytes(4) + data[at + 4 :]
+
+
+def twice(data: bytes) -> bytes:
+    return data * 2
 
 
 TOLD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
