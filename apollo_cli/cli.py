@@ -10,7 +10,6 @@ import os
 import re
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass
 from urllib.parse import urlsplit
 
 import click
@@ -28,56 +27,22 @@ class PipeClosed(Exception):
     """The reader of our output has left, as ``head`` does."""
 
 
-@dataclass(frozen=True)
-class LazyCommand:
-    """Where a command lives, and its line on the help page of the group.
-
-    Attributes:
-        target: ``module:attribute``, imported when the command is used.
-        help: one line; a test holds it equal to the command's own.
-    """
-
-    target: str
-    help: str
-
-
+# Each command and its line on the help page, which a test holds equal to the command's own.
 COMMANDS = {
-    "ask": LazyCommand("apollo_cli.commands.ask:ask", "Ask one or more questions of a video."),
-    "chat": LazyCommand("apollo_cli.commands.chat:chat", "Talk about a video in the terminal."),
-    "ui": LazyCommand(
-        "apollo_cli.commands.ui:ui",
-        "Open a local page to ask about videos and see what the model saw.",
-    ),
-    "check": LazyCommand(
-        "apollo_cli.commands.check:check",
-        "Tell which video files can be trusted, and what is odd about the others.",
-    ),
-    "frames": LazyCommand(
-        "apollo_cli.commands.frames:frames",
-        "Write the pictures that the model sees, each with its real time in its name.",
-    ),
-    "remember": LazyCommand(
-        "apollo_cli.commands.remember:remember",
-        "Watch all of a video once and keep what the model saw in a file.",
-    ),
-    "cache": LazyCommand(
-        "apollo_cli.commands.remember:cache",
-        "List and clear the memories that are found again by themselves.",
-    ),
-    "plan": LazyCommand(
-        "apollo_cli.commands.plan:plan",
-        "Show what a video takes, before anything is fetched or loaded.",
-    ),
-    "models": LazyCommand(
-        "apollo_cli.commands.models:models", "List, fetch, inspect, verify and remove models."
-    ),
-    "finetune": LazyCommand(
-        "apollo_cli.commands.finetune:finetune", "Train a model on your own videos."
-    ),
-    "doctor": LazyCommand(
-        "apollo_cli.commands.doctor:doctor", "Show what this machine can run, and what is missing."
-    ),
+    "ask": "Ask one or more questions of a video.",
+    "chat": "Talk about a video in the terminal.",
+    "ui": "Open a local page to ask about videos and see what the model saw.",
+    "check": "Tell which video files can be trusted, and what is odd about the others.",
+    "frames": "Write the pictures that the model sees, each with its real time in its name.",
+    "remember": "Watch all of a video once and keep what the model saw in a file.",
+    "cache": "List and clear the memories that are found again by themselves.",
+    "plan": "Show what a video takes, before anything is fetched or loaded.",
+    "models": "List, fetch, inspect, verify and remove models.",
+    "finetune": "Train a model on your own videos.",
+    "doctor": "Show what this machine can run, and what is missing.",
 }
+# Commands that live in the module of another one.
+_MODULES = {"cache": "remember"}
 
 
 class LazyGroup(click.Group):
@@ -89,11 +54,10 @@ class LazyGroup(click.Group):
 
     def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
         """Import one command."""
-        row = COMMANDS.get(cmd_name)
-        if row is None:
+        if cmd_name not in COMMANDS:
             return None
-        module, attribute = row.target.split(":")
-        command = getattr(importlib.import_module(module), attribute)
+        module = f"apollo_cli.commands.{_MODULES.get(cmd_name, cmd_name)}"
+        command = getattr(importlib.import_module(module), cmd_name)
         _name_variables(command, f"APOLLO_{cmd_name}")
         return command
 
@@ -108,7 +72,7 @@ class LazyGroup(click.Group):
     def format_commands(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         """Write the table, without importing what it names."""
         with formatter.section("Commands"):
-            formatter.write_dl([(name, row.help) for name, row in COMMANDS.items()])
+            formatter.write_dl(list(COMMANDS.items()))
 
     def invoke(self, ctx: click.Context) -> object:
         """Run the command; a closed pipe passes click by, which would call it a failure."""

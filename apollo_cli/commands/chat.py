@@ -10,14 +10,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from apollo_cli.commands.formats import WRITERS, choose_format
-from apollo_cli.commands.options import Moment, complete_file, flags_of, read_options
+from apollo_cli.commands.options import complete_file, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
 from apollo_cli.commands.request import introduce, protect_inputs
-from apollo_cli.config import GenerationOptions, ModelOptions, ReadingOptions, SamplingOptions
+from apollo_cli.config import (
+    GenerationOptions,
+    ModelOptions,
+    ReadingOptions,
+    SamplingOptions,
+    parse_moment,
+)
 from apollo_cli.errors import ApolloError, UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.conversation import Conversation
+    from apollo_cli.watching import Progress
 
 HELP = """\
 /video FILE...     look at other files; the talk goes on
@@ -74,7 +81,7 @@ def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
             say_note("stopped; the talk is as it was before")
 
 
-def _lines() -> Any:
+def _lines() -> Iterator[str]:
     """Lines that are typed, or piped; Ctrl-C drops a line, Ctrl-D ends."""
     if sys.stdin.isatty():
         import readline  # noqa: F401  # its import gives input() history and editing
@@ -108,84 +115,67 @@ def _question(talk: Conversation, question: str) -> None:
 
 
 def _command(talk: Conversation, line: str) -> None:
+    """Do what a line that starts with / asks for."""
     name, *arguments = line.split()
-    commands: dict[str, Callable[[Conversation, list[str]], None]] = {
-        "/help": lambda talk, arguments: click.echo(HELP, err=True),
-        "/video": _video,
-        "/from": _window,
-        "/frames": _frames,
-        "/blind": _blind,
-        "/save": _save,
-        "/clear": _clear,
-    }
-    if name not in commands:
-        raise UsageError(f"{name}", f"known are {', '.join(commands)} and /exit")
-    commands[name](talk, arguments)
+    rest = line.removeprefix(name).strip()
+    match name:
+        case "/help":
+            click.echo(HELP, err=True)
+        case "/video" if arguments:
+            # One file may have spaces in its name.
+            files = [rest] if Path(rest).expanduser().exists() else arguments
+            _look(
+                talk, lambda report: talk.watch([str(Path(f).expanduser()) for f in files], report)
+            )
+        case "/from" if talk.files and len(arguments) in (1, 2):
+            start, end = [*map(parse_moment, arguments), None][:2]
+            _look(talk, lambda report: talk.look_at(start or 0.0, end, report))
+        case "/frames":
+            for memory in talk.memories:
+                click.echo(f"{memory.path.name}: {memory.plan.describe()}", err=True)
+                for number, times in enumerate(memory.times, start=1):
+                    seconds = ", ".join(f"{float(t):.2f}" for t in times)
+                    click.echo(f"  clip {number}: {seconds} s", err=True)
+        case "/blind":
+            for text in talk.check_blind().describe():
+                say_note(text)
+        case "/save" if arguments:
+            _save(talk, Path(rest).expanduser().absolute())
+        case "/clear":
+            talk.turns.clear()
+            say_note("the turns are forgotten")
+        case "/video" | "/from" | "/save":
+            allowed = next(text for text in HELP.splitlines() if text.startswith(name))
+            with_video = ", with a video in view" if name == "/from" else ""
+            raise UsageError(name, f"write {' '.join(allowed.split())}{with_video}")
+        case _:
+            raise UsageError(name, "/help lists the commands")
 
 
-def _video(talk: Conversation, arguments: list[str]) -> None:
-    if not arguments:
-        raise UsageError("/video names no file")
-    # One file may have spaces in its name.
-    whole = " ".join(arguments)
-    files = [whole] if Path(whole).expanduser().exists() else arguments
+def _look(talk: Conversation, watch: Callable[[Progress], None]) -> None:
+    """Watch other files or another window, and say what was seen."""
     with progress() as report:
-        talk.watch([str(Path(file).expanduser()) for file in files], report)
+        watch(report)
     introduce(talk.apollo, talk.memories, say_note)
 
 
-def _window(talk: Conversation, arguments: list[str]) -> None:
-    if not talk.files or not 1 <= len(arguments) <= 2:
-        raise UsageError("/from", "write /from 12:30 or /from 12:30 15:00, with a video in view")
-    try:
-        start, *end = (Moment().convert(argument, None, None) for argument in arguments)
-    except click.UsageError as error:
-        raise UsageError(error.message) from error
-    with progress() as report:
-        talk.look_at(start, end[0] if end else None, report)
-    introduce(talk.apollo, talk.memories, say_note)
-
-
-def _frames(talk: Conversation, arguments: list[str]) -> None:
-    for memory in talk.memories:
-        click.echo(f"{memory.path.name}: {memory.plan.describe()}", err=True)
-        for number, times in enumerate(memory.times, start=1):
-            seconds = ", ".join(f"{float(t):.2f}" for t in times)
-            click.echo(f"  clip {number}: {seconds} s", err=True)
-
-
-def _blind(talk: Conversation, arguments: list[str]) -> None:
-    for text in talk.check_blind().describe():
-        say_note(text)
-
-
-def _save(talk: Conversation, arguments: list[str]) -> None:
-    if not arguments:
-        raise UsageError("/save names no file", "write /save talk.md or /save talk.json")
-    path = Path(" ".join(arguments)).expanduser().absolute()
+def _save(talk: Conversation, path: Path) -> None:
+    """Write the talk in the format that the ending of the file names."""
     protect_inputs(path, talk.files)
     form, text = choose_format(None, path), None
     if form == "md":
         text = talk.to_markdown()
     elif path.suffix.lower() != ".json":
-        write = WRITERS[form]
-        text = "".join(write(row, number) for number, row in enumerate(_rows(talk), start=1))
+        # Answers of an earlier talk are known by their files only.
+        given = {(answer.question, answer.text): answer.to_dict() for answer in talk.answers}
+        text = ""
+        for number, turn in enumerate(talk.turns, start=1):
+            row = given.get((turn.question, turn.answer)) or {
+                "question": turn.question,
+                "answer": turn.answer,
+                "video": " ".join(getattr(turn, "files", ())),
+            }
+            notes = [*row.get("notes", ()), *talk.apollo.remarks(turn.question)]
+            text += WRITERS[form](row | {"notes": notes}, number)
     talk.save(path, text)
     say_note(f"saved to {path}")
-
-
-def _rows(talk: Conversation) -> Iterator[dict[str, Any]]:
-    """The answers as rows of a file; those of an earlier talk name their files only."""
-    given = {(answer.question, answer.text): answer.to_dict() for answer in talk.answers}
-    for turn in talk.turns:
-        row = given.get((turn.question, turn.answer)) or {
-            "question": turn.question,
-            "answer": turn.answer,
-            "video": " ".join(getattr(turn, "files", ())),
-        }
-        yield row | {"notes": [*row.get("notes", ()), *talk.apollo.remarks(turn.question)]}
-
-
-def _clear(talk: Conversation, arguments: list[str]) -> None:
-    talk.turns.clear()
-    say_note("the turns are forgotten")

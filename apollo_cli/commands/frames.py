@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import itertools
 import os
+from collections import Counter
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -14,6 +14,7 @@ from apollo_cli.commands.options import FILE, Moment, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
 from apollo_cli.config import ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -82,7 +83,7 @@ def frames(
         # A name has 255 bytes at most.
         stem = os.fsencode(info.path.stem)[:120].decode(errors="ignore")
         thumbnails: list[tuple[float, np.ndarray]] = []
-        targets: set[Path] = set()
+        taken = Counter[str]()
         # A short video shows a picture several times in a clip; one file is enough.
         pictures = np.unique(find_pictures(info, np.asarray(wanted, np.float64), reading.fast))
         damaged: list[float] = []
@@ -91,21 +92,17 @@ def frames(
             if sheet:
                 thumbnails.append((float(frame.seconds), _thumbnail(frame.rgb)))
             else:
-                target = output / f"{stem}-{frame.seconds:09.3f}.png"
-                for number in itertools.count(2):
-                    if target not in targets:
-                        break
-                    target = output / f"{stem}-{frame.seconds:09.3f}-{number}.png"
-                targets.add(target)
-                click.echo(_save(Image.fromarray(frame.rgb), target))
+                name = f"{stem}-{frame.seconds:09.3f}"
+                taken[name] += 1
+                name += f"-{taken[name]}" if taken[name] > 1 else ""
+                click.echo(_save(Image.fromarray(frame.rgb), output / f"{name}.png"))
             report("decode", frame.position + 1, len(pictures))
     if sheet:
         click.echo(_save(_contact_sheet(thumbnails), output / f"{stem}-sheet.png"))
     if damaged:
         told = describe_damage(info, damaged, info.times[pictures], reading)
         say_note(f"{info.path.name}: {told}")
-    plural = "s" * (len(pictures) != 1)
-    say_note(f"{len(pictures)} picture{plural} of {info.path.name}")
+    say_note(f"{count(len(pictures), 'picture')} of {info.path.name}")
 
 
 def _save(picture: Picture, target: Path) -> Path:
