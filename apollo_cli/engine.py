@@ -9,90 +9,91 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import torch
-
 from apollo_cli.answer import Answer, AnswerStream
 from apollo_cli.citations import cited_times
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, check_question
 from apollo_cli.errors import UsageError
-from apollo_cli.fit import Settings, room_for
-from apollo_cli.hardware import HardwareChoice, choose_device, free_bytes
-from apollo_cli.memory_cache import fingerprint
+from apollo_cli.loaded_model import FoundModel, LoadedModel, find_model, load_weights
 from apollo_cli.memory_file import load_memory
+from apollo_cli.memory_plan import Settings
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planning import load_planner
 from apollo_cli.session import Session, is_looping
-from apollo_cli.spoken import Spoken, preamble
+from apollo_cli.spoken import Spoken, preamble, read_spoken
 from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.subtitles import find_subtitles, read_subtitles
+from apollo_cli.video.subtitles import read_subtitles
 from apollo_cli.video_memory import VideoMemory, fit_memories
 from apollo_cli.watching import Progress, Watcher, no_progress
 from apollo_cli.weights.bits import QuantKind
 from apollo_cli.weights.card import read_card, toy_remarks
-from apollo_cli.weights.locate import LocatedModel, locate_model
+from apollo_cli.weights.locate import AUTO
 from apollo_cli.words import count
 
 
 def load(
-    model: str | Path = "auto",
+    model: str | Path = AUTO,
     *,
     device: str | None = None,
     dtype: str | None = None,
     template: str | None = None,
     quant: QuantKind | None = None,
-    settings: Settings | None = None,
     adapter: str | Path | None = None,
+    settings: Settings | None = None,
     use_cache: bool = True,
     reader: GuardedReader | None = None,
     on_progress: Progress = no_progress,
 ) -> Apollo:
-    """Load a model.
+    """Find a model and load it: ``find_model`` has its arguments, ``load_found`` the others."""
+    found = find_model(
+        model, device=device, dtype=dtype, template=template, quant=quant, adapter=adapter
+    )
+    return load_found(
+        found,
+        settings=settings,
+        use_cache=use_cache,
+        reader=reader,
+        on_progress=on_progress,
+    )
+
+
+def load_found(
+    found: FoundModel,
+    *,
+    settings: Settings | None = None,
+    use_cache: bool = True,
+    reader: GuardedReader | None = None,
+    on_progress: Progress = no_progress,
+) -> Apollo:
+    """Load a model that was found.
 
     Args:
-        model: known name, folder, ``owner/repository[@revision]``; ``auto``: the best that fits.
-        device, dtype: ``cpu``, ``cuda:1``, ``mps`` ...; ``bfloat16`` ...; None chooses.
-        template: chat template. quant: ``4bit`` or ``8bit``. None keeps the checkpoint's.
-        settings: what ``fitting.fit_wish`` chose; its precision wins; ``auto`` minds ``quant``.
-        adapter: result of a training run; with ``auto`` it names its model itself.
-        use_cache: whether what was seen is kept on disk and found again.
+        found: from ``find_model``.
+        settings: from ``memory_plan.fit_videos``; their precision wins.
+        use_cache: whether video memories are kept on disk and found again.
         reader: a reader that runs already; None starts one when it is needed.
         on_progress: called with stage, amount done, and amount in all.
 
     Raises:
-        WeightsError: model or adapter is unknown, missing or damaged, or they do not fit.
-        DeviceError: the device or dtype is not there.
+        WeightsError: model or adapter is damaged, or they do not fit.
+        DeviceError: bitsandbytes is needed and missing, or cannot run on the device.
     """
-    from apollo_cli.weights.load import load_model
-    from apollo_cli.weights.overlay import apply_adapter
-
     started = time.perf_counter()
-    hardware = choose_device(device, dtype)
-    located = locate_model(model, room_for(hardware, quant, free_bytes(hardware.device)), adapter)
-    quant = settings.quant if settings else quant
-    network, checkpoint = load_model(
-        located.folder,
-        device=hardware.device,
-        dtype=getattr(torch, hardware.dtype),
-        kernel=hardware.attention,
-        quant=quant,
-        on_progress=lambda done, total: on_progress("load", done, total),
-    )
-    apply_adapter(network, located.chain)
-    most_clips, batch = (settings.most_clips, settings.encode_batch) if settings else (None, 0)
+    if settings is not None:
+        planner = replace(found.planner, most_clips=settings.most_clips)
+        found = replace(found, planner=planner, quant=settings.quant)
+    loaded = load_weights(found, lambda done, total: on_progress("load", done, total))
     watcher = Watcher(
-        network,
-        replace(load_planner(checkpoint, template), most_clips=most_clips),
-        located.name,
-        fingerprint(checkpoint, hardware.dtype, located.chain),
+        loaded.network,
+        loaded.planner,
+        loaded.located.name,
+        loaded.fingerprint,
         use_cache,
-        batch,
+        settings.encode_batch if settings else 0,
         reader or GuardedReader(),
     )
-    apollo = Apollo(watcher, hardware, located, time.perf_counter() - started)
-    apollo.quant = quant
+    apollo = Apollo(loaded, watcher, time.perf_counter() - started)
     if settings is not None:
         apollo.session.chunk_tokens = settings.prefill_chunk
     return apollo
@@ -101,22 +102,17 @@ def load(
 class Apollo:
     """A loaded model. Not safe for several threads at once; ask one question after the other."""
 
-    def __init__(
-        self,
-        watcher: Watcher,
-        hardware: HardwareChoice,
-        located: LocatedModel,
-        load_seconds: float,
-    ) -> None:
+    def __init__(self, loaded: LoadedModel, watcher: Watcher, load_seconds: float) -> None:
+        self.loaded = loaded
         self.watcher = watcher
-        self.network = watcher.network
-        self.planner = watcher.planner
-        self.prompts = watcher.planner.prompts
-        self.hardware = hardware
-        self.located = located
+        self.network = loaded.network
+        self.planner = loaded.planner
+        self.prompts = loaded.planner.prompts
+        self.hardware = loaded.hardware
+        self.located = loaded.located
+        self.quant = loaded.quant
         self.load_seconds = load_seconds
-        self.quant: QuantKind | None = None
-        self._card = read_card(located.folder) if located.is_toy else {}
+        self._card = read_card(self.located.folder) if self.located.is_toy else {}
         self.session = Session(self.network, self.prompts)
 
     def watch(
@@ -133,6 +129,7 @@ class Apollo:
         reserve_tokens: int | None = None,
         spare_tokens: int | None = None,
         reading: ReadingOptions | None = None,
+        spoken: Sequence[Spoken] | None = None,
         on_progress: Progress = no_progress,
     ) -> list[VideoMemory]:
         """Watch videos and images that belong to one question and share its token budget.
@@ -143,6 +140,7 @@ class Apollo:
             reserve_tokens, spare_tokens: tokens kept for question and answer, as in
                 ``Planner.plan``.
             reading: how files are read; limits and stream do not matter for probed ones.
+            spoken: subtitles of each file but those of ``remember``; None reads them.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
 
         Raises:
@@ -153,7 +151,7 @@ class Apollo:
         reading = reading or ReadingOptions()
         found = [self._open(path, sampling, reading) for path in paths]
         infos = [item for item in found if isinstance(item, VideoInfo)]
-        spoken = [self.listen(info, reading) for info in infos]
+        spoken = spoken or [read_spoken(info, reading) for info in infos]
         reserve = self.planner.reserve(reserve_tokens, spare_tokens)
         plans = (
             self.planner.plan(infos, sampling, reserve[0], spoken, spare_tokens=reserve[1])
@@ -197,7 +195,7 @@ class Apollo:
         if isinstance(info, VideoMemory) or info.kind == "image" or info.files:
             raise UsageError(f"{path} is not a video file", "only video files are remembered")
         plan = self.planner.plan_everything(info, sampling)
-        spoken = self.listen(info, reading)
+        spoken = read_spoken(info, reading)
         return self.watcher.watch(
             info, plan, spoken, reading, target=target, on_progress=on_progress
         )
@@ -253,12 +251,6 @@ class Apollo:
             spoken = Spoken(lines, reading.subtitle_style, tuple(notes))
             memory = replace(memory, spoken=spoken)
         return memory
-
-    def listen(self, info: VideoInfo, reading: ReadingOptions) -> Spoken:
-        """What is said in a file, where subtitles were asked for."""
-        notes: list[str] = []
-        lines = find_subtitles(info, reading.subtitles, notes=notes)
-        return Spoken(lines, reading.subtitle_style, tuple(notes))
 
     def suffix_ids(
         self, memories: Sequence[VideoMemory], question: str, history: Sequence[Turn] = ()

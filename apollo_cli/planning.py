@@ -34,17 +34,20 @@ from apollo_cli.weights.shapes import released_network
 _QUESTION_STEP, _QUESTION_SHARE = 256, 16
 
 
-def load_planner(checkpoint: Checkpoint, template: str | None = None) -> Planner:
+def load_planner(
+    checkpoint: Checkpoint, template: str | None = None, config: NetworkConfig | None = None
+) -> Planner:
     """The planner of a checkpoint: its shape and its tokenizer, without its weights.
 
     Args:
         template: chat template; None takes the checkpoint's.
+        config: of the checkpoint, where it is known already.
 
     Raises:
         WeightsError: configs or tokenizer files are missing or damaged.
         UsageError: the template is unknown.
     """
-    config = build_network_config(checkpoint)
+    config = config or build_network_config(checkpoint)
     prompts = PromptBuilder(
         load_tokenizer(checkpoint.tokenizer),
         config.clip_seconds,

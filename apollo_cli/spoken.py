@@ -7,8 +7,9 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from apollo_cli.config import SubtitleStyle
-from apollo_cli.video.subtitles import Subtitle, subtitles_between
+from apollo_cli.config import ReadingOptions, SubtitleStyle
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.subtitles import Subtitle, find_subtitles, subtitles_between
 
 
 @dataclass(frozen=True)
@@ -42,6 +43,13 @@ class Spoken:
             return ""
         lines = "\n".join(subtitle.text for subtitle in found)
         return f"This video's subtitles are listed below:\n{lines}\n"
+
+
+def read_spoken(info: VideoInfo, reading: ReadingOptions) -> Spoken:
+    """Read the subtitles of a video, where they were asked for."""
+    notes: list[str] = []
+    lines = find_subtitles(info, reading.subtitles, notes=notes)
+    return Spoken(lines, reading.subtitle_style, tuple(notes))
 
 
 def preamble(spoken: Sequence[tuple[Spoken, tuple[float, float]]]) -> str:

@@ -59,14 +59,13 @@ def straight(recipe: Recipe) -> float:
     from apollo_cli.finetune.data.dataset import load_dataset
     from apollo_cli.finetune.training.examples import ExampleBuilder
     from apollo_cli.finetune.training.trainee import Trainee
-    from apollo_cli.planning import load_planner
 
     base = load_base(recipe)
     trained = prepare_network(base.network, recipe)
     trainee = Trainee(base.network, recipe.gradient_checkpointing)
     data = load_dataset(recipe)
     mixture = data.build_mixture(recipe.seed)
-    with ExampleBuilder(load_planner(base.checkpoint), recipe.sampling) as builder:
+    with ExampleBuilder(base.planner, recipe.sampling) as builder:
         examples = {s.name: builder.build(s) for s in data.samples}
     with torch.no_grad():
         for name, example in examples.items():
@@ -109,12 +108,11 @@ def features(recipe: Recipe) -> None:
     from apollo_cli.finetune.training.examples import ExampleBuilder
     from apollo_cli.finetune.training.features import FeatureStore
     from apollo_cli.finetune.training.trainee import Trainee
-    from apollo_cli.planning import load_planner
 
     base = load_base(recipe)
     trainee = Trainee(base.network, gradient_checkpointing=False)
     samples = [sample for sample in load_dataset(recipe).samples if sample.visuals]
-    with ExampleBuilder(load_planner(base.checkpoint), recipe.sampling) as builder:
+    with ExampleBuilder(base.planner, recipe.sampling) as builder:
         store = FeatureStore(
             recipe.output / "features",
             builder,

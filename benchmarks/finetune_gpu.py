@@ -26,8 +26,8 @@ from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
 from apollo_cli.finetune.recipe import Recipe, load_recipe
 from apollo_cli.finetune.training.loop import run_recipe
 from apollo_cli.finetune.training.records import read_log
-from apollo_cli.fit import Run
 from apollo_cli.hardware import choose_device
+from apollo_cli.memory_plan import Run
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.registry import known_models
 from apollo_cli.weights.shapes import released_network

@@ -24,8 +24,8 @@ from transformers import DynamicCache
 sys.path.insert(0, str(Path(__file__).parent.parent))
 
 from apollo_cli.config import ENCODE_BATCH, GenerationOptions
-from apollo_cli.fit import Run, TokenDemand, estimate_memory
 from apollo_cli.hardware import choose_device
+from apollo_cli.memory_plan import Run, TokenDemand, estimate_memory
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.generate import generate, prefill

@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -19,10 +19,11 @@ from apollo_cli.errors import DataError
 from apollo_cli.finetune.needs import check_method
 from apollo_cli.finetune.recipe import Recipe, to_toml
 from apollo_cli.finetune.stages import PARTS, Part, learning_rates
-from apollo_cli.hardware import HardwareChoice, choose_device, import_fault
-from apollo_cli.memory_cache import fingerprint
+from apollo_cli.hardware import choose_device, import_fault
+from apollo_cli.loaded_model import FoundModel, LoadedModel, load_weights
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.sizes import llm_sizes
+from apollo_cli.planning import load_planner
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.adapter import (
     FORMAT,
@@ -34,18 +35,12 @@ from apollo_cli.weights.adapter import (
     RECIPE_FILE,
     VERSION,
     WHOLE_FILES,
-    Adapter,
-    base_identity,
-    check_base,
-    resolve_chain,
 )
 from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.finite import is_finite
-from apollo_cli.weights.load import load_model
 from apollo_cli.weights.locate import LocatedModel, locate_model
 from apollo_cli.weights.manifests import hash_file
-from apollo_cli.weights.overlay import apply_adapter, whole_tensors
+from apollo_cli.weights.overlay import whole_tensors
 from apollo_cli.weights.quantize import is_quantised
 
 LLM_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
@@ -54,62 +49,45 @@ _ADAPTER_NAME = "default"
 UNFINISHED = ".result.unfinished"
 
 
-@dataclass(frozen=True)
-class Base:
-    """The model that training starts from, loaded.
-
-    Attributes:
-        network: with the results of earlier stages on it.
-        checkpoint: what it was loaded from. located: which one that is.
-        hardware: where it runs. chain: the results that were put on it.
-    """
-
-    network: ApolloModel
-    checkpoint: Checkpoint
-    located: LocatedModel
-    hardware: HardwareChoice
-    chain: tuple[Adapter, ...]
-
-    @property
-    def fingerprint(self) -> str:
-        """Identity of what makes visual tokens, as video memories carry it."""
-        return fingerprint(self.checkpoint, self.hardware.dtype, self.chain)
-
-
-def load_base(
-    recipe: Recipe, *, device: str | None = None, on_progress: Progress = no_progress
-) -> Base:
-    """Load the model of a recipe as its method needs it, and put earlier results on it.
+def find_base(recipe: Recipe, device: str | None = None) -> FoundModel:
+    """Find the model of a recipe with its earlier results, and check that its method can train it.
 
     Args:
-        recipe: what to train. device: wins over the recipe's; for one process of several.
-        on_progress: called with stage, amount done and amount in all.
+        device: wins over the recipe's; for one process of several.
 
     Raises:
         WeightsError: the model or an earlier result is missing, damaged or of another model.
-        DeviceError: device, dtype or bitsandbytes are not there.
+        DeviceError: device or dtype are not there.
         DataError: the method cannot train this checkpoint.
     """
     hardware = choose_device(device or recipe.device, recipe.dtype)
     if hardware.dtype == "float16":
         # Gradients in this type vanish or overflow without a scaler.
         hardware = replace(hardware, dtype="float32")
-    chain = resolve_chain(recipe.adapters)
-    located = locate_model(recipe.model)
-    found = read_checkpoint(located.folder)
-    check_base(chain, found)
-    check_method(recipe, found)
-    stored = stored_kind(found)
-    network, checkpoint = load_model(
-        located.folder,
-        device=hardware.device,
-        dtype=getattr(torch, hardware.dtype),
-        kernel=hardware.attention,
-        quant="4bit" if recipe.method == "qlora" and stored is None else None,
-        on_progress=lambda done, total: on_progress("load", done, total),
+    located = locate_model(recipe.model, adapters=recipe.adapters)
+    check_method(recipe, located.checkpoint)
+    planner = load_planner(located.checkpoint, recipe.template, located.config)
+    is_whole = stored_kind(located.checkpoint) is None
+    quant = "4bit" if recipe.method == "qlora" and is_whole else None
+    return FoundModel(located, hardware, planner, quant)
+
+
+def load_base(
+    recipe: Recipe, found: FoundModel | None = None, *, on_progress: Progress = no_progress
+) -> LoadedModel:
+    """Load the model of a recipe as its method needs it, and apply earlier results.
+
+    Args:
+        found: from ``find_base``; None finds it.
+        on_progress: called with stage, amount done and amount in all.
+
+    Raises:
+        WeightsError: the model or an earlier result is damaged.
+        DeviceError: bitsandbytes is needed and not there.
+    """
+    return load_weights(
+        found or find_base(recipe), lambda done, total: on_progress("load", done, total)
     )
-    apply_adapter(network, chain)
-    return Base(network, checkpoint, located, hardware, chain)
 
 
 class Trained:
@@ -223,7 +201,7 @@ def _inject(module: nn.Module, recipe: Recipe, targets: Sequence[str]) -> Any:
 
 
 def save_result(
-    network: ApolloModel,
+    model: LoadedModel,
     trained: Trained,
     recipe: Recipe,
     folder: Path,
@@ -234,7 +212,7 @@ def save_result(
     The folder may hold other files. Its manifest is written last: without it there is no result.
 
     Args:
-        network: the trained network. trained: what of it was trained.
+        model: with its trained network. trained: what of it was trained.
         recipe: how. folder: where to.
         facts: what else the manifest should tell, such as losses and package versions.
 
@@ -249,14 +227,14 @@ def save_result(
     try:
         shutil.rmtree(unfinished, ignore_errors=True)
         unfinished.mkdir(parents=True)
-        for name, tensors in _tensors(network, trained):
+        for name, tensors in _tensors(model.network, trained):
             _save(unfinished / name, tensors)
         for part, config in trained.lora.items():
             settings = json.dumps(_plain(config.to_dict()), indent=2, sort_keys=True)
             (unfinished / LORA_PLACES[part] / LORA_CONFIG).write_text(settings, "utf-8")
         recipe_text = to_toml(recipe).encode("utf-8", "backslashreplace")
         (unfinished / RECIPE_FILE).write_bytes(recipe_text)
-        manifest = _manifest(recipe, trained, folder, dict(facts or {}))
+        manifest = _manifest(model.located, recipe, trained, folder, dict(facts or {}))
         manifest["files"] = {
             str(path.relative_to(unfinished).as_posix()): hash_file(path).sha256
             for path in sorted(unfinished.rglob("*"))
@@ -319,17 +297,15 @@ def _save(path: Path, tensors: Mapping[str, torch.Tensor]) -> None:
 
 
 def _manifest(
-    recipe: Recipe, trained: Trained, folder: Path, facts: dict[str, Any]
+    located: LocatedModel, recipe: Recipe, trained: Trained, folder: Path, facts: dict[str, Any]
 ) -> dict[str, Any]:
-    located = locate_model(recipe.model)
-    chain = resolve_chain(recipe.adapters)
     return {
         "format": FORMAT,
         "version": VERSION,
         "base": {
             "name": located.name,
             "revision": located.revision,
-            "identity": base_identity(read_checkpoint(located.folder)),
+            "identity": located.identity,
         },
         "stage": recipe.stage,
         "method": recipe.method,
@@ -340,7 +316,7 @@ def _manifest(
                 "absolute": str(adapter.folder),
                 "digest": adapter.digest,
             }
-            for adapter in chain
+            for adapter in located.chain
         ],
         "facts": facts,
     }

@@ -36,7 +36,7 @@ from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.container import shown
 from apollo_cli.watching import Progress, no_progress
-from apollo_cli.weights.adapter import check_base, resolve_chain
+from apollo_cli.weights.adapter import base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
@@ -168,7 +168,8 @@ def _start_faults(recipe: Recipe, checkpoint: Checkpoint | None) -> list[Fault]:
     try:
         check_method(recipe, checkpoint)
         if not list_absent(recipe.adapters):
-            check_base(resolve_chain(recipe.adapters), checkpoint)
+            chain = resolve_chain(recipe.adapters)
+            check_base(chain, base_identity(checkpoint), checkpoint.root)
     except (DataError, WeightsError) as error:
         return [Fault("unfit_start", shown(recipe.path.name), error.message)]
     return []

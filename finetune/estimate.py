@@ -11,7 +11,7 @@ from dataclasses import dataclass
 from apollo_cli.config import ENCODE_BATCH
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import Part
-from apollo_cli.fit import (
+from apollo_cli.memory_plan import (
     CUDA_RUNTIME_BYTES,
     Run,
     host_runtime_bytes,

@@ -16,10 +16,9 @@ from apollo_cli.finetune.words import tidy
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.adapter import Adapter
 from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, read_checkpoint
+from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint
 from apollo_cli.weights.load import parameters_on_meta
 from apollo_cli.weights.locate import AUTO, locate_model
-from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.overlay import Change, Key, changes_of
 from apollo_cli.weights.repack import ShardWriter, copy_rest
 
@@ -54,8 +53,8 @@ def merge_result(
     target = tidy(output)
     if target.exists():
         raise UsageError(f"{target} exists", "a new folder is needed", "choose another with -o")
-    located = locate_model(base or AUTO, adapter=adapter)
-    checkpoint = read_checkpoint(located.folder)
+    located = locate_model(base or AUTO, adapters=[adapter])
+    checkpoint = located.checkpoint
     stored = stored_kind(checkpoint)
     if stored is not None:
         raise WeightsError(
@@ -64,7 +63,7 @@ def merge_result(
             "name the model that it was made from with --model",
         )
     with parameters_on_meta():
-        network = ApolloModel(build_network_config(checkpoint))
+        network = ApolloModel(located.config)
     network.llm.tie_weights()
     changes: dict[Key, list[Change]] = {}
     for result in located.chain:

@@ -25,8 +25,8 @@ from apollo_cli.finetune.estimate import (
 )
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.words import count
-from apollo_cli.fit import Run
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
+from apollo_cli.memory_plan import Run
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.video.container import shown
 from apollo_cli.weights.bits import stored_kind

@@ -13,9 +13,9 @@ from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import FitError, UsageError, WeightsError
-from apollo_cli.fit import Fitted
-from apollo_cli.fitting import Wish, fit_wish
 from apollo_cli.hardware import DeviceInfo
+from apollo_cli.loaded_model import find_model
+from apollo_cli.memory_plan import Fitted, fit_videos
 from apollo_cli.model.prompt import Turn
 from apollo_cli.spoken import Spoken
 from apollo_cli.video.probe import probe
@@ -210,31 +210,42 @@ def test_a_prompt_that_runs_out_of_memory_is_read_again_in_smaller_steps(
         apollo.ask(video, "one?", SHORT)
 
 
+def fit(checkpoint: Path, file: Path, spoken: Spoken | None = None) -> Fitted:
+    found = find_model(checkpoint, device="cpu")
+    return fit_videos(
+        found.planner,
+        found.hardware,
+        [probe(file)],
+        SamplingOptions(),
+        spoken=spoken and [spoken],
+        question_bytes=20,
+        answer_tokens=12,
+    )
+
+
 def test_a_fit_to_the_free_memory_gives_up_what_it_says(
     checkpoint: Path, monkeypatch: pytest.MonkeyPatch
 ):
-    def wish(free: int) -> Fitted:
+    def fit_in(free: int) -> Fitted:
         monkeypatch.setattr(
             "apollo_cli.hardware.list_devices", lambda: [DeviceInfo("cpu", "", free, free)]
         )
-        asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
-        return fit_wish(asked, [probe(LONGER)])
+        return fit(checkpoint, LONGER)
 
-    roomy = wish(10**10)
+    roomy = fit_in(10**10)
     assert roomy.given_up == ()
     assert roomy.settings.clips == 30
-    tight = wish(roomy.estimate.peak - 1)
+    tight = fit_in(roomy.estimate.peak - 1)
     assert tight.given_up
     assert tight.estimate.peak < roomy.estimate.peak
     fitted = engine.load(checkpoint, settings=tight.settings, use_cache=False)
     assert fitted.watcher.encode_batch == tight.settings.encode_batch
     with pytest.raises(FitError, match="smaller model"):
-        wish(10**6)
+        fit_in(10**6)
 
 
 def test_only_clips_that_were_given_up_limit_what_is_seen_later(checkpoint: Path):
-    asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
-    fitted = fit_wish(asked, [probe(PHOTO)]).settings
+    fitted = fit(checkpoint, PHOTO).settings
     assert (fitted.clips, fitted.most_clips) == (1, None)
     for settings, clips in ((fitted, 30), (replace(fitted, most_clips=3), 3)):
         apollo = engine.load(checkpoint, settings=settings, use_cache=False)
@@ -242,10 +253,9 @@ def test_only_clips_that_were_given_up_limit_what_is_seen_later(checkpoint: Path
 
 
 def test_what_is_said_in_a_video_is_part_of_what_must_fit(checkpoint: Path):
-    asked = Wish(str(checkpoint), "cpu", None, None, SamplingOptions(), 20, 12)
-    silent = fit_wish(asked, [probe(LONGER)])
     words = Spoken(tuple(Subtitle(k, k + 1, "many words " * 8) for k in range(60)), "listed")
-    assert fit_wish(asked, [probe(LONGER)], [words]).estimate.kv_cache > silent.estimate.kv_cache
+    silent, told = fit(checkpoint, LONGER), fit(checkpoint, LONGER, words)
+    assert told.estimate.kv_cache > silent.estimate.kv_cache
 
 
 def test_reading_and_writing_tell_how_far_they_are_and_can_be_stopped(apollo: Apollo):

@@ -11,16 +11,16 @@ from typing import Any
 import pytest
 
 from apollo_cli.errors import FitError
-from apollo_cli.fit import (
+from apollo_cli.hardware import HardwareChoice
+from apollo_cli.memory_plan import (
     Run,
     TokenDemand,
     estimate_memory,
-    ladder,
+    fit_settings,
     precisions,
     room_for,
     weights_bytes,
 )
-from apollo_cli.hardware import HardwareChoice
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
@@ -149,17 +149,17 @@ def test_fewer_bits_and_fewer_clips_take_less(run: Run):
 
 def test_memory_that_is_enough_changes_nothing(run: Run):
     wanted = run.settings(600)
-    fitted = ladder(run, wanted, 80 * GIGABYTE, tokens_of)
+    fitted = fit_settings(run, wanted, 80 * GIGABYTE, tokens_of)
     assert (fitted.settings, fitted.given_up) == (wanted, ())
 
 
-def test_the_ladder_gives_up_batches_then_chunks_then_bits_then_clips_and_says_so(run: Run):
+def test_settings_give_up_batches_then_chunks_then_bits_then_clips_and_says_so(run: Run):
     wanted = run.settings(600)
     enough = estimate_memory(run, wanted, tokens_of(600)).peak
     seen = []
     for free in range(enough, 2 * GIGABYTE, -20_000_000):
         try:
-            fitted = ladder(run, wanted, free, tokens_of)
+            fitted = fit_settings(run, wanted, free, tokens_of)
         except FitError:
             break
         assert fitted.estimate.peak <= free
@@ -179,7 +179,7 @@ def test_the_ladder_gives_up_batches_then_chunks_then_bits_then_clips_and_says_s
 
 def test_a_sentence_tells_what_was_and_what_is(run: Run):
     wanted = run.settings(600)
-    fitted = ladder(run, wanted, 7 * GIGABYTE, tokens_of)
+    fitted = fit_settings(run, wanted, 7 * GIGABYTE, tokens_of)
     text = "\n".join(fitted.given_up)
     assert "in 4bit instead of bfloat16" in text
     assert "at a time instead of 16" in text
@@ -187,7 +187,7 @@ def test_a_sentence_tells_what_was_and_what_is(run: Run):
 
 
 def test_precisions_that_are_not_allowed_are_not_taken(run: Run):
-    fitted = ladder(run, run.settings(600), 11 * GIGABYTE, tokens_of, kinds=(None,))
+    fitted = fit_settings(run, run.settings(600), 11 * GIGABYTE, tokens_of, kinds=(None,))
     assert fitted.settings.quant is None
     assert fitted.settings.clips < 600
     assert fitted.settings.most_clips == fitted.settings.clips
@@ -195,7 +195,7 @@ def test_precisions_that_are_not_allowed_are_not_taken(run: Run):
 
 def test_too_little_memory_for_one_clip_is_one_clear_error(run: Run):
     with pytest.raises(FitError, match=r"needed for the smallest run.*are free on cuda"):
-        ladder(run, run.settings(600), 2 * GIGABYTE, tokens_of)
+        fit_settings(run, run.settings(600), 2 * GIGABYTE, tokens_of)
 
 
 MEASURED = """
@@ -203,7 +203,7 @@ import json, sys
 sys.path.insert(0, sys.argv[1])
 import av, torch
 from transformers import DynamicCache
-from apollo_cli.fit import Run, Settings, TokenDemand, estimate_memory
+from apollo_cli.memory_plan import Run, Settings, TokenDemand, estimate_memory
 from apollo_cli.model.generate import prefill
 from apollo_cli.weights.load import load_model
 from benchmarks.memory import PeakMemory
@@ -284,9 +284,10 @@ def test_the_model_chosen_by_itself_fits_as_it_will_be_loaded(
     monkeypatch: pytest.MonkeyPatch,
 ):
     monkeypatch.setenv("APOLLO_HOME", str(tmp_path / "home"))
+    folder = tiny.save(tmp_path / "checkpoint")
     for entry in known_models().values():
         if entry.repository is not None:
-            told = (entry.repository, "main", "c" * 40, "", "2026-01-01T00:00:00Z", tmp_path, {})
+            told = (entry.repository, "main", "c" * 40, "", "2026-01-01T00:00:00Z", folder, {})
             write_manifest(Manifest(*told))
     hardware = HardwareChoice(device, dtype, "sdpa", ())
     room = room_for(hardware, quant, None if free is None else free * GIGABYTE)

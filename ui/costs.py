@@ -8,11 +8,10 @@ from typing import TYPE_CHECKING
 
 from apollo_cli.answer import Answer
 from apollo_cli.config import ReadingOptions
-from apollo_cli.fit import Run, estimate_memory
-from apollo_cli.fitting import measure_demand
 from apollo_cli.hardware import FLASH, free_bytes
 from apollo_cli.memory_cache import find_memory, identify
-from apollo_cli.spoken import Spoken
+from apollo_cli.memory_plan import Run, estimate_memory, measure_demand
+from apollo_cli.spoken import Spoken, read_spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import subtitles_between
@@ -119,7 +118,7 @@ def estimate_cost(
         FitError: not even one clip of each fits.
     """
     planner, hardware = apollo.planner, apollo.hardware
-    spoken = [apollo.listen(info, talk.reading) for info in infos]
+    spoken = [read_spoken(info, talk.reading) for info in infos]
     plans = planner.plan(infos, talk.sampling, talk.reserve_tokens, spoken)
     answer = talk.options.max_new_tokens
     demand = measure_demand(

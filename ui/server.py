@@ -30,6 +30,8 @@ if TYPE_CHECKING:
     from starlette.routing import Route
 
     from apollo_cli.engine import Apollo
+    from apollo_cli.loaded_model import FoundModel
+    from apollo_cli.memory_plan import Settings
     from apollo_cli.ui.desk import Desk
     from apollo_cli.watching import Progress
 
@@ -227,7 +229,8 @@ def check_open(host: str, auth: tuple[str, str] | None, no_auth: bool) -> None:
 
 
 def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apollo:
-    from apollo_cli.engine import load
+    from apollo_cli.engine import load_found
+    from apollo_cli.loaded_model import find_model
     from apollo_cli.ui.visit import Stopped
 
     def tell(stage: str, done: int, total: int) -> None:
@@ -236,27 +239,24 @@ def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apol
             raise Stopped
         report(stage, done, total)
 
-    reader = GuardedReader()
-    settings = _fit(options, reader) if options.fit else None
-    return load(**options.model, settings=settings, reader=reader, on_progress=tell)
+    reader, found = GuardedReader(), find_model(**options.model)
+    settings = _fit(options, found, reader) if options.fit else None
+    return load_found(found, settings=settings, reader=reader, on_progress=tell)
 
 
-def _fit(options: UiOptions, reader: GuardedReader) -> Any:
-    from apollo_cli.fitting import Wish, fit_wish
+def _fit(options: UiOptions, found: FoundModel, reader: GuardedReader) -> Settings:
+    from apollo_cli.memory_plan import fit_videos
+    from apollo_cli.weights.bits import stored_kind
 
-    reading = options.reading
-    infos = [reader.probe(file, reading) for file in options.files]
-    chosen = {
-        name: options.model[name] for name in ("model", "device", "dtype", "quant", "adapter")
-    }
-    fitted = fit_wish(
-        Wish(
-            **chosen,
-            sampling=options.sampling,
-            question_bytes=_QUESTION_BYTES,
-            answer_tokens=options.generation.max_new_tokens,
-        ),
-        infos,
+    fitted = fit_videos(
+        found.planner,
+        found.hardware,
+        [reader.probe(file, options.reading) for file in options.files],
+        options.sampling,
+        question_bytes=_QUESTION_BYTES,
+        answer_tokens=options.generation.max_new_tokens,
+        quant=found.quant,
+        stored=stored_kind(found.located.checkpoint),
     )
     for sentence in fitted.given_up:
         _LOG.warning("%s", sentence)

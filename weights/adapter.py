@@ -15,7 +15,7 @@ from __future__ import annotations
 import hashlib
 import os
 import shlex
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -317,15 +317,17 @@ def _digest(tensors: dict[str, TensorInfo]) -> str:
     return digest.hexdigest()
 
 
-def check_base(chain: Sequence[Adapter], checkpoint: Checkpoint) -> None:
+def check_base(chain: Sequence[Adapter], found: Mapping[str, str], root: Path) -> None:
     """Check that results were trained from this model.
 
     A copy that stores its language model in fewer bits counts as the same model.
 
+    Args:
+        found: identity of the model, from ``base_identity``. root: its folder, for the message.
+
     Raises:
         WeightsError: one was trained from another model.
     """
-    found = base_identity(checkpoint) if chain else {}
     for adapter in chain:
         wanted = adapter.identity
         # Either may be the copy in fewer bits, whose language model is compared by the rest of it.
@@ -336,7 +338,7 @@ def check_base(chain: Sequence[Adapter], checkpoint: Checkpoint) -> None:
             named = adapter.base_name
             named += f"@{adapter.base_revision}" if adapter.base_revision else ""
             raise WeightsError(
-                f"adapter {adapter.folder} was trained from {named}; {checkpoint.root} differs in "
+                f"adapter {adapter.folder} was trained from {named}; {root} differs in "
                 f"{name_some(different)}",
                 "allowed is the model that it was trained from, under any name",
                 f"use --model {shlex.quote(named)}",

@@ -15,6 +15,7 @@ from torch import nn
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.bits import QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
 from apollo_cli.weights.finite import check_finite
@@ -63,8 +64,9 @@ def parameters_on_meta() -> Iterator[None]:
 
 
 def load_model(
-    path: Path | str,
+    source: Path | str | Checkpoint,
     *,
+    config: NetworkConfig | None = None,
     device: str | torch.device = "cpu",
     dtype: torch.dtype = torch.float32,
     kernel: str = "sdpa",
@@ -74,7 +76,8 @@ def load_model(
     """Load a checkpoint in the released layout.
 
     Args:
-        path: the folder.
+        source: the folder, or what ``read_checkpoint`` found in it.
+        config: of the checkpoint, where it is known already.
         device: where the weights go, each as it is read.
         dtype: floating-point type of all weights that are not quantised.
         kernel: attention kernel, as ``hardware.choose_device`` decided.
@@ -89,9 +92,9 @@ def load_model(
         WeightsError: parts are missing, damaged, misshapen or unknown; all are listed.
         DeviceError: bitsandbytes is needed and missing, or cannot run on the device.
     """
-    checkpoint = read_checkpoint(Path(path))
+    checkpoint = source if isinstance(source, Checkpoint) else read_checkpoint(Path(source))
     quant = agree_on_kind(checkpoint, quant)
-    config = build_network_config(checkpoint)
+    config = config or build_network_config(checkpoint)
     with parameters_on_meta():
         model = ApolloModel(config, kernel=kernel)
     layers = None

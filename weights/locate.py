@@ -1,17 +1,19 @@
-"""Which checkpoint a name means on this machine, and which one to take when none is named."""
+"""Find the checkpoint that a name stands for on this machine; pick one when no name is given."""
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.weights.adapter import Adapter, check_base, resolve_chain
-from apollo_cli.weights.checkpoint import read_checkpoint
-from apollo_cli.weights.registry import ModelSource, known_models, resolve
+from apollo_cli.weights.adapter import Adapter, base_identity, check_base, resolve_chain
+from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
+from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.registry import known_models, resolve
 from apollo_cli.weights.shapes import released_network
 from apollo_cli.weights.store import find_local, find_manifest, require_local
 
@@ -22,24 +24,43 @@ Fits = Callable[[NetworkConfig], bool]
 
 @dataclass(frozen=True)
 class LocatedModel:
-    """A checkpoint on disk.
+    """A checkpoint on disk, with its configs and tensor headers read; no weight has been read.
 
     Attributes:
-        name: what to call it. folder: where it lies.
+        name: what to call it. checkpoint: what its folder holds.
         revision: resolved commit, or None for a folder of the user.
-        chosen: whether it was chosen for the user, who named none.
-        chain: results of training that are put on it, the lowest first.
+        chosen: whether the user named no model, so that one was chosen.
+        chain: adapters to apply, the lowest first.
     """
 
     name: str
-    folder: Path
+    checkpoint: Checkpoint
     revision: str | None
     chosen: bool = False
     chain: tuple[Adapter, ...] = ()
 
     @property
+    def folder(self) -> Path:
+        """The folder of the checkpoint."""
+        return self.checkpoint.root
+
+    @cached_property
+    def config(self) -> NetworkConfig:
+        """Shape of the network.
+
+        Raises:
+            WeightsError: values are missing, wrong or unsupported; all of them are listed.
+        """
+        return build_network_config(self.checkpoint)
+
+    @cached_property
+    def identity(self) -> dict[str, str]:
+        """Digests of the weights by part, as adapters store them."""
+        return base_identity(self.checkpoint)
+
+    @property
     def adapter(self) -> dict[str, Any] | None:
-        """What an answer tells of the last result of training on it; None without one."""
+        """What an answer says of the last adapter; None without one."""
         return self.chain[-1].describe() if self.chain else None
 
     @property
@@ -49,29 +70,31 @@ class LocatedModel:
 
 
 def locate_model(
-    name: str | Path, fits: Fits | None = None, adapter: str | Path | None = None
+    name: str | Path, fits: Fits | None = None, adapters: Sequence[str | Path] = ()
 ) -> LocatedModel:
-    """Find a model that can be loaded now; nothing is downloaded.
+    """Find a model that can be loaded now, and read its headers; nothing is downloaded.
 
     Args:
         name: a known name, a folder, ``owner/repository[@revision]``, or ``auto``.
         fits: whether a network fits the device, for ``auto``; None takes any.
-        adapter: result of a training run; ``auto`` is then the model that it was trained from.
+        adapters: folders of training results; ``auto`` then stands for the model that the last
+            one was trained from.
 
     Raises:
-        WeightsError: the name is unknown, the model has not been downloaded, or the adapter or
-            what it stands on is missing, damaged, or was trained from another model.
+        WeightsError: the name is unknown, the model has not been downloaded or is damaged, or an
+            adapter is missing, damaged, or was trained from another model.
     """
-    if adapter is not None:
-        chain = resolve_chain([adapter])
+    if adapters:
+        chain = resolve_chain(adapters)
         located = _base_of(chain[-1]) if str(name) == AUTO else locate_model(name)
-        check_base(chain, read_checkpoint(located.folder))
+        check_base(chain, located.identity, located.folder)
         return replace(located, chain=chain)
     chosen = str(name) == AUTO
-    source = _best_local(fits) if chosen else resolve(name)
+    source = resolve(_best_local(fits) if chosen else name)
     manifest = find_manifest(source) if source.kind == "hub" else None
+    folder = manifest.folder if manifest else require_local(source)
     revision = manifest.commit if manifest else None
-    return LocatedModel(source.name, require_local(source), revision, chosen)
+    return LocatedModel(source.name, read_checkpoint(folder), revision, chosen)
 
 
 def _base_of(adapter: Adapter) -> LocatedModel:
@@ -85,14 +108,13 @@ def _base_of(adapter: Adapter) -> LocatedModel:
         ) from None
 
 
-def _best_local(fits: Fits | None) -> ModelSource:
-    """The largest downloaded model that fits; the embedded toy when there is none."""
+def _best_local(fits: Fits | None) -> str:
+    """The name of the largest downloaded model that fits; the embedded toy when there is none."""
     for entry in reversed(known_models().values()):
-        source = resolve(entry.name)
         if (
             entry.repository is not None
-            and find_local(source) is not None
+            and find_local(resolve(entry.name)) is not None
             and (fits is None or fits(released_network(entry).config))
         ):
-            return source
-    return resolve(TOY)
+            return entry.name
+    return TOY

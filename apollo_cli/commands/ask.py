@@ -41,7 +41,9 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
-    from apollo_cli.fit import Settings
+    from apollo_cli.loaded_model import FoundModel
+    from apollo_cli.memory_plan import Settings
+    from apollo_cli.spoken import Spoken
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.video_memory import VideoMemory
 
@@ -154,17 +156,24 @@ def _watch_files(
     model, reader = read_options(ModelOptions, flags), stack.enter_context(GuardedReader())
     with progress(flags["quiet"], at_once=True) as report:
         opened = open_sources(files, request.reading, reader)
-        settings = _fit(model, request, opened, remark) if flags["fit"] else None
-        from apollo_cli.engine import load
+        from apollo_cli.engine import load_found
+        from apollo_cli.loaded_model import find_model
+        from apollo_cli.spoken import read_spoken
+        from apollo_cli.video.info import VideoInfo
 
-        apollo = load(
-            **vars(model),
+        found, settings, spoken = find_model(**vars(model)), None, None
+        if flags["fit"]:
+            infos = [source for source in opened if isinstance(source, VideoInfo)]
+            spoken = [read_spoken(info, request.reading) for info in infos]
+            settings = _fit(found, request, infos, spoken, remark)
+        apollo = load_found(
+            found,
             settings=settings,
             use_cache=not flags["no_cache"],
             reader=reader,
             on_progress=report,
         )
-        memories = watch(apollo, opened, request, report)
+        memories = watch(apollo, opened, request, report, spoken)
     introduce(apollo, memories, remark)
     return apollo, memories
 
@@ -211,32 +220,29 @@ def _write_nothing(row: dict[str, Any], number: int) -> str:
 
 
 def _fit(
-    model: ModelOptions, request: Request, opened: list[VideoInfo | str], remark: Remark
+    found: FoundModel,
+    request: Request,
+    infos: list[VideoInfo],
+    spoken: list[Spoken],
+    remark: Remark,
 ) -> Settings:
-    """What of the request fits the free memory; what is given up is said."""
-    from apollo_cli.fitting import Wish, fit_wish
-    from apollo_cli.spoken import Spoken
-    from apollo_cli.video.info import VideoInfo
-    from apollo_cli.video.subtitles import find_subtitles
+    """Choose settings with which the request fits the free memory; say what was reduced."""
+    from apollo_cli.memory_plan import fit_videos
+    from apollo_cli.weights.bits import stored_kind
 
-    infos = [source for source in opened if isinstance(source, VideoInfo)]
     if not infos:
         raise UsageError("--fit auto without a video", "it decides how much of a video is seen")
-    wish = Wish(
-        model=model.model,
-        device=model.device,
-        dtype=model.dtype,
-        quant=model.quant,
-        sampling=request.sampling,
+    fitted = fit_videos(
+        found.planner,
+        found.hardware,
+        infos,
+        request.sampling,
+        spoken=spoken,
         question_bytes=max(len(question.encode()) for question in request.questions),
         answer_tokens=request.options.max_new_tokens,
-        adapter=model.adapter,
+        quant=found.quant,
+        stored=stored_kind(found.located.checkpoint),
     )
-    reading = request.reading
-    spoken = [
-        Spoken(find_subtitles(info, reading.subtitles), reading.subtitle_style) for info in infos
-    ]
-    fitted = fit_wish(wish, infos, spoken)
     remark(f"it takes about {fitted.estimate.peak / 1e9:.1f} GB")
     for sentence in fitted.given_up:
         remark(sentence)

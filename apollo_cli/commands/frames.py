@@ -69,10 +69,9 @@ def frames(
                 )
         else:
             from apollo_cli.planning import load_planner
-            from apollo_cli.weights.checkpoint import read_checkpoint
             from apollo_cli.weights.locate import locate_model
 
-            planner = load_planner(read_checkpoint(locate_model(model).folder))
+            planner = load_planner(locate_model(model).checkpoint)
             wanted = planner.plan([info], sampling)[0].times.ravel()
         try:
             output.mkdir(parents=True, exist_ok=True)

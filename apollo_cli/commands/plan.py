@@ -16,8 +16,7 @@ from apollo_cli.errors import FitError, WeightsError
 from apollo_cli.words import count
 
 if TYPE_CHECKING:
-    from apollo_cli.fit import Run
-    from apollo_cli.fitting import Demand
+    from apollo_cli.memory_plan import Demand, Run
     from apollo_cli.planning import Planner
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.weights.bits import QuantKind
@@ -126,7 +125,7 @@ def _find_planner(
     Raises:
         WeightsError: the model is unknown, broken, or of a shape that is not known.
     """
-    from apollo_cli.fit import precisions
+    from apollo_cli.memory_plan import precisions
     from apollo_cli.planning import assumed_planner, load_planner
     from apollo_cli.weights.bits import stored_kind
     from apollo_cli.weights.checkpoint import read_checkpoint
@@ -157,8 +156,7 @@ def _plan_model(
     machine: dict[str, Any],
 ) -> dict[str, Any]:
     """Clips, tokens and memory of one model, at each of its precisions."""
-    from apollo_cli.fit import Run
-    from apollo_cli.fitting import measure_demand
+    from apollo_cli.memory_plan import Run, measure_demand
 
     name, planner, kinds, is_local, assumed = _find_planner(name)
     question = planner.question_tokens
@@ -204,7 +202,7 @@ def _plan_model(
 
 
 def _peak(run: Run, kind: QuantKind | None, demand: Demand) -> dict[str, Any]:
-    from apollo_cli.fit import estimate_memory, precision_name
+    from apollo_cli.memory_plan import estimate_memory, precision_name
 
     tokens = demand.tokens_of(demand.clips)
     estimate = estimate_memory(run, run.settings(demand.clips, kind), tokens)
@@ -219,13 +217,13 @@ def _fit(
     run: Run, free_bytes: int | None, kind: QuantKind | None, demand: Demand
 ) -> dict[str, Any] | None:
     """What fits at one precision; None where the memory is not known."""
-    from apollo_cli.fit import ladder
+    from apollo_cli.memory_plan import fit_settings
 
     if free_bytes is None:
         return None
-    wanted, fewest = run.settings(demand.clips, kind), demand.fewest
+    wanted, fewest = run.settings(demand.clips, kind), demand.videos
     try:
-        fitted = ladder(
+        fitted = fit_settings(
             run, wanted, free_bytes, demand.tokens_of, kinds=(kind,), fewest_clips=fewest
         )
     except FitError:

@@ -19,6 +19,7 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
+    from apollo_cli.spoken import Spoken
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.video_memory import VideoMemory
@@ -112,6 +113,7 @@ def watch(
     sources: list[VideoInfo | str],
     request: Request,
     report: Callable[[str, int, int], None],
+    spoken: list[Spoken] | None = None,
 ) -> list[VideoMemory]:
     """Watch the files of one request, with room left for its longest question."""
     longest = max(len(apollo.prompts.suffix_ids(question)) for question in request.questions)
@@ -121,6 +123,7 @@ def watch(
         reserve_tokens=longest + request.options.max_new_tokens,
         spare_tokens=apollo.planner.spare_for(longest),
         reading=request.reading,
+        spoken=spoken,
         on_progress=report,
     )
 

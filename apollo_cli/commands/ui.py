@@ -69,13 +69,12 @@ def ui(files: tuple[str, ...], **flags: Any) -> None:
         )
     options = read_ui_options(files, flags)
     from apollo_cli.ui.server import check_open, serve
-    from apollo_cli.weights.checkpoint import read_checkpoint
     from apollo_cli.weights.locate import locate_model
 
     check_open(options.host, options.auth, flags["no_auth"])
     # Its weights are loaded while the page is up already; that there are some is known at once.
-    located = locate_model(options.model["model"], adapter=options.model["adapter"])
-    read_checkpoint(located.folder)
+    adapter = options.model["adapter"]
+    locate_model(options.model["model"], adapters=[] if adapter is None else [adapter])
     if options.host not in ("127.0.0.1", "localhost", "::1") and options.auth:
         say_note("the password and all answers travel unencrypted: use it in a network you trust")
     serve(options, lambda address: click.echo(f"{address}  (Ctrl-C ends it)"))

@@ -15,7 +15,7 @@ import torch
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.adapters import save_result
+from apollo_cli.finetune.adapters import find_base, save_result
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.training.checkpoints import Saved, find_newest
@@ -95,8 +95,9 @@ def run_recipe(
         with together(team):
             if fresh and team.is_main_process:
                 forget(recipe.output)
-        found = survey(recipe, data, team, on_progress)
-        identity = identify_run(recipe, found.data)
+        model = find_base(recipe, device)
+        found = survey(recipe, data, model, team, on_progress)
+        identity = identify_run(recipe, found.data, model.located)
         saved = find_newest(recipe.output / CHECKPOINTS_NAME, tell)
         if is_done(recipe.output, identity, saved, tell):
             tell(f"this run is done: {recipe.output} holds its result; --fresh trains it again")
@@ -105,9 +106,7 @@ def run_recipe(
             written = f"videos or images were written anew since step {saved.step}"
             tell(f"{written}; they are learned from as they are now")
         quarantine = Quarantine(recipe.output / QUARANTINE_NAME, say, prune=team.is_main_process)
-        prepared = prepare(
-            recipe, found, team, quarantine, device=device, say=tell, on_progress=on_progress
-        )
+        prepared = prepare(recipe, found, team, quarantine, say=tell, on_progress=on_progress)
         _run(
             _as_begun(prepared, saved),
             team,
@@ -263,7 +262,7 @@ def _finish(
         "packages": describe_packages(),
         "run": identity,
     }
-    save_result(prepared.base.network, prepared.trained, recipe, output, facts)
+    save_result(prepared.base, prepared.trained, recipe, output, facts)
     draw_loss(output / LOG_NAME, output / CURVE_NAME)
     _write_json(output / RUN_NAME, facts)
     told = f"loss {losses[0]:.3f} at first, {losses[-1]:.3f} at last" if losses else ""

@@ -15,7 +15,7 @@ from typing import TYPE_CHECKING, Any
 from filelock import FileLock, Timeout
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.adapters import EXTRA, Base, Trained, load_base, prepare_network
+from apollo_cli.finetune.adapters import EXTRA, Trained, load_base, prepare_network
 from apollo_cli.finetune.data.dataset import Dataset, label_files
 from apollo_cli.finetune.data.facts import facts_file
 from apollo_cli.finetune.data.faults import Fault, count_lost
@@ -32,12 +32,11 @@ from apollo_cli.finetune.training.team import together
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
-from apollo_cli.planning import Planner, load_planner
+from apollo_cli.loaded_model import FoundModel, LoadedModel
+from apollo_cli.planning import Planner
 from apollo_cli.video.container import shown
 from apollo_cli.watching import Progress
-from apollo_cli.weights.adapter import base_identity, resolve_chain
-from apollo_cli.weights.checkpoint import read_checkpoint
-from apollo_cli.weights.locate import locate_model
+from apollo_cli.weights.locate import LocatedModel
 from apollo_cli.weights.manifests import hash_file
 
 if TYPE_CHECKING:
@@ -61,14 +60,14 @@ class Survey:
     """What a look at all samples found.
 
     Attributes:
-        data: of the run. planner: of its model.
+        data: of the run. model: of the recipe, before its weights are read.
         tokens: of each sample that can be learned from, by its name.
         faults: of the files that were looked at.
         stamp: of all videos and images: it is another one when any of them was written anew.
     """
 
     data: Dataset
-    planner: Planner
+    model: FoundModel
     tokens: dict[str, int]
     faults: tuple[Fault, ...]
     stamp: str
@@ -88,7 +87,7 @@ class Prepared:
     """
 
     recipe: Recipe
-    base: Base
+    base: LoadedModel
     trained: Trained
     trainee: Trainee
     planner: Planner
@@ -157,24 +156,21 @@ def _take(lock: FileLock, output: Path) -> None:
         ) from error
 
 
-def survey(recipe: Recipe, data: Dataset, team: Accelerator, on_progress: Progress) -> Survey:
-    """Look at all files, measure all samples, and settle which are held out.
-
-    Raises:
-        WeightsError: the model is not there, or damaged.
-    """
-    planner = load_planner(read_checkpoint(locate_model(recipe.model).folder), recipe.template)
+def survey(
+    recipe: Recipe, data: Dataset, model: FoundModel, team: Accelerator, on_progress: Progress
+) -> Survey:
+    """Look at all files, measure all samples, and settle which are held out."""
     found: list[Any] = [None]
     with together(team):
         if team.is_main_process:
-            found = [_look(recipe, data, planner, on_progress)]
+            found = [_look(recipe, data, model.planner, on_progress)]
     if team.num_processes > 1:
         from accelerate.utils import broadcast_object_list
 
         # What can be read decides the order of all samples, so that one process finds it out.
         broadcast_object_list(found)
     tokens, faults, stamp = found[0]
-    return Survey(data.settle(tokens), planner, tokens, faults, stamp)
+    return Survey(data.settle(tokens), model, tokens, faults, stamp)
 
 
 def _look(
@@ -192,15 +188,14 @@ def _look(
     return tokens, tuple(faults), _join(sorted(stamps, key=str))
 
 
-def identify_run(recipe: Recipe, data: Dataset) -> dict[str, Any]:
+def identify_run(recipe: Recipe, data: Dataset, model: LocatedModel) -> dict[str, Any]:
     """What must stay the same while a run is gone on with, as words and JSON values."""
     # What is dropped for a sample depends on those beside it.
     free = _FREE_KEYS - {"micro_batch_size"} if recipe.lora_dropout else _FREE_KEYS
     names = [item.name for item in fields(Recipe) if item.name not in free]
     values = {name: getattr(recipe, name) for name in names}
-    weights = base_identity(read_checkpoint(locate_model(recipe.model).folder))
-    identity: dict[str, Any] = {**values, "the base model": _join(sorted(weights.items()))}
-    for number, adapter in enumerate(resolve_chain(recipe.adapters), start=1):
+    identity: dict[str, Any] = {**values, "the base model": _join(sorted(model.identity.items()))}
+    for number, adapter in enumerate(model.chain, start=1):
         identity[f"adapter {number}"] = adapter.digest
     labels = label_files([source.path for source in (*recipe.data, *recipe.validation)])
     for source in recipe.data:
@@ -223,7 +218,6 @@ def prepare(
     team: Accelerator,
     quarantine: Quarantine,
     *,
-    device: str,
     say: Callable[[str], None],
     on_progress: Progress,
 ) -> Prepared:
@@ -258,14 +252,14 @@ def prepare(
     _check_enough(recipe, samples, quarantine)
     readable = data.without_broken(tokens)
     with together(team):
-        base = load_base(recipe, device=device, on_progress=on_progress)
+        base = load_base(recipe, found.model, on_progress=on_progress)
         trained = prepare_network(base.network, recipe)
     return Prepared(
         recipe=recipe,
         base=base,
         trained=trained,
         trainee=Trainee(base.network, recipe.gradient_checkpointing),
-        planner=found.planner,
+        planner=found.model.planner,
         mixture=readable.build_mixture(recipe.seed),
         samples=tuple(samples),
         held_out=readable.held_out,

@@ -13,7 +13,7 @@ from apollo_cli.finetune.new import COMMENTS
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
 from apollo_cli.finetune.values import spell
-from apollo_cli.fit import Run
+from apollo_cli.memory_plan import Run
 from apollo_cli.weights.registry import known_models
 from apollo_cli.weights.shapes import released_network
 

@@ -40,7 +40,7 @@ def train_randomly(recipe: Recipe, seed: int = 0) -> ApolloModel:
     with torch.no_grad():
         for parameter in trained.parameters.values():
             parameter.add_(torch.randn(parameter.shape, generator=generator), alpha=0.05)
-    save_result(base.network, trained, recipe, recipe.output, {"seed": seed})
+    save_result(base, trained, recipe, recipe.output, {"seed": seed})
     return base.network.eval()
 
 

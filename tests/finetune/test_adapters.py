@@ -158,7 +158,7 @@ def test_a_chain_of_stages_is_applied_in_its_order(checkpoint: Path, tmp_path: P
     train_randomly(two, 2)
     trained = train_randomly(three, 3)
     base = load_base(replace(three, adapters=(three.output,)))
-    assert [adapter.name for adapter in base.chain] == ["one", "two", "three"]
+    assert [adapter.name for adapter in base.located.chain] == ["one", "two", "three"]
     assert close(look(trained), look(base.network))
 
 
@@ -212,7 +212,7 @@ def test_a_disk_that_takes_no_more_leaves_no_result(
 
     monkeypatch.setattr("apollo_cli.finetune.adapters.save_file", full)
     with pytest.raises(DataError, match="No space left"):
-        save_result(base.network, trained, recipe, recipe.output)
+        save_result(base, trained, recipe, recipe.output)
     assert list(recipe.output.iterdir()) == []
 
 

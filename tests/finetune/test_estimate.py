@@ -22,7 +22,7 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part
 from apollo_cli.finetune.training.examples import IGNORED, Example
 from apollo_cli.finetune.training.trainee import Trainee
-from apollo_cli.fit import Run
+from apollo_cli.memory_plan import Run
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import VISUAL_ID
 from apollo_cli.weights.registry import known_models

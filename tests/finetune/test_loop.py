@@ -16,7 +16,7 @@ from PIL import Image
 from safetensors.torch import load_file
 
 from apollo_cli.errors import DataError, FitError
-from apollo_cli.finetune.adapters import Base, load_base
+from apollo_cli.finetune.adapters import load_base
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe, load_recipe
 from apollo_cli.finetune.training import preparing
@@ -26,7 +26,9 @@ from apollo_cli.finetune.training.preparing import identify_run
 from apollo_cli.finetune.training.records import read_log
 from apollo_cli.finetune.training.stopping import LossWatch
 from apollo_cli.finetune.training.trainee import Trainee
+from apollo_cli.loaded_model import LoadedModel
 from apollo_cli.model.tokenizer import load_tokenizer
+from apollo_cli.weights.locate import locate_model
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk
 from tests.finetune.toy import copy_toy, write_toy
@@ -125,7 +127,8 @@ def test_a_changed_recipe_or_data_is_refused_with_what_has_changed(
 
 def identify(recipe: Recipe) -> dict[str, Any]:
     """What a checkpoint would know a run by."""
-    return json.loads(json.dumps(identify_run(recipe, load_dataset(recipe))))
+    model = locate_model(recipe.model, adapters=recipe.adapters)
+    return json.loads(json.dumps(identify_run(recipe, load_dataset(recipe), model)))
 
 
 def test_each_of_two_data_files_of_one_name_is_known(tmp_path: Path):
@@ -312,7 +315,7 @@ def test_a_loss_that_is_no_number_stops_and_names_its_sample(
     for n in range(3):
         sick -= set(tokenizer.encode(f"What is {n} and {n}? It is {2 * n}."))
 
-    def load_sick(*args: Any, **options: Any) -> Base:
+    def load_sick(*args: Any, **options: Any) -> LoadedModel:
         base = load_base(*args, **options)
         base.network.llm.model.embed_tokens.weight[sorted(sick)] = float("nan")
         return base

@@ -123,7 +123,7 @@ def test_a_value_that_is_no_number_is_not_saved_as_a_result(tmp_path: Path, mode
     with torch.no_grad():
         next(iter(trained.parameters.values())).view(-1)[0] = float("nan")
     with pytest.raises(DataError, match=r"lora_A.* NaN") as caught:
-        save_result(base.network, trained, recipe, recipe.output)
+        save_result(base, trained, recipe, recipe.output)
     assert caught.value.exit_code == 7
     after = {path.name: path.read_bytes() for path in recipe.output.iterdir() if path.is_file()}
     assert after == before

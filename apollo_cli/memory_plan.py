@@ -1,4 +1,4 @@
-"""What a question takes in memory, and what to give up so that it fits; arithmetic without torch.
+"""What a question takes in memory, and what to reduce so that it fits; arithmetic without torch.
 
 The peak is that of the dearest stage: loading, encoding a batch of clips, or reading the prompt.
 """
@@ -6,18 +6,28 @@ The peak is that of the dearest stage: loading, encoding a batch of clips, or re
 from __future__ import annotations
 
 import importlib.util
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from functools import cache
 from pathlib import Path
 
-from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK
-from apollo_cli.errors import FitError
-from apollo_cli.hardware import HardwareChoice
+from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK, SamplingOptions
+from apollo_cli.errors import DeviceError, FitError
+from apollo_cli.hardware import FLASH, HardwareChoice, free_bytes
 from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_workspace
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
-from apollo_cli.weights.bits import KINDS, QuantKind, fits_quantisation, quantised_bytes
+from apollo_cli.planning import Planner
+from apollo_cli.spoken import Spoken, preamble
+from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.weights.bits import (
+    KINDS,
+    QuantKind,
+    allowed_kinds,
+    fits_quantisation,
+    quantised_bytes,
+)
 from apollo_cli.words import apart, count
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
@@ -222,92 +232,184 @@ class Fitted:
     given_up: tuple[str, ...]
 
 
-def ladder(
+def fit_settings(
     run: Run,
     wanted: Settings,
     free_bytes: int,
     tokens_of: Callable[[int], TokenDemand],
     *,
-    kinds: tuple[QuantKind | None, ...] | None = None,
+    kinds: Sequence[QuantKind | None] = (None, "8bit", "4bit"),
     fewest_clips: int = 1,
 ) -> Fitted:
-    """Go down until it fits: smaller encoder batches, shorter chunks, fewer bits, fewer clips.
+    """Reduce settings until they fit: encoder batches, prompt chunks, precision, and last clips.
 
-    The first two cost a little time, the third a little accuracy, the last one sight. Nothing of
-    what stands lower is touched while something higher is enough.
+    The first two cost a little time, the third a little accuracy, the last leaves out moments of
+    the video. Each is reduced only where reducing those in front of it is not enough.
 
     Args:
         run: network, device and dtype.
-        wanted: where the ladder starts.
-        free_bytes: what the device has left.
+        wanted: the settings to begin with.
+        free_bytes: free memory of the device.
         tokens_of: tokens of a number of clips.
-        kinds: precisions that may be taken, the wanted one first; None is all that are lower.
+        kinds: precisions that may be used, the wanted one first.
         fewest_clips: one for each video.
 
     Raises:
-        FitError: not even the last rung fits.
+        FitError: not even the smallest settings fit.
     """
-    if kinds is None:
-        lower = {None: ("8bit", "4bit"), "8bit": ("4bit",), "4bit": ()}[wanted.quant]
-        kinds = (wanted.quant, *lower)
+
+    def estimate(settings: Settings) -> MemoryEstimate:
+        return estimate_memory(run, settings, tokens_of(settings.clips))
+
+    smallest = wanted
     for kind in kinds:
-        for settings in _smaller_steps(replace(wanted, quant=kind)):
-            estimate = estimate_memory(run, settings, tokens_of(settings.clips))
-            if estimate.peak <= free_bytes:
-                return Fitted(settings, estimate, _given_up(run, wanted, settings))
-    *_, smallest = _smaller_steps(replace(wanted, quant=kinds[-1]))
-
-    def needed(clips: int) -> int:
-        return estimate_memory(run, replace(smallest, clips=clips), tokens_of(clips)).peak
-
+        for smallest in _smaller_steps(replace(wanted, quant=kind)):
+            taken = estimate(smallest)
+            if taken.peak <= free_bytes:
+                return Fitted(smallest, taken, _given_up(run, wanted, smallest))
     fits, too_many = fewest_clips - 1, wanted.clips
     while too_many - fits > 1:
         middle = (fits + too_many) // 2
-        fits, too_many = (middle, too_many) if needed(middle) <= free_bytes else (fits, middle)
+        is_enough = estimate(replace(smallest, clips=middle)).peak <= free_bytes
+        fits, too_many = (middle, too_many) if is_enough else (fits, middle)
     if fits < fewest_clips:
-        least, free = apart(needed(fewest_clips) / 1e9, free_bytes / 1e9)
+        needed = estimate(replace(smallest, clips=fewest_clips)).peak
+        least, free = apart(needed / 1e9, free_bytes / 1e9)
         raise FitError(
             f"{least} GB of memory are needed for the smallest run",
             f"{free} GB are free on {run.device}",
             "take a smaller model, or close what else uses the memory",
         )
     settings = replace(smallest, clips=fits, most_clips=fits)
-    estimate = estimate_memory(run, settings, tokens_of(fits))
-    return Fitted(settings, estimate, _given_up(run, wanted, settings))
+    return Fitted(settings, estimate(settings), _given_up(run, wanted, settings))
 
 
 def _smaller_steps(settings: Settings) -> Iterator[Settings]:
     """The settings themselves, then smaller batches, then shorter chunks besides."""
     yield settings
-    while settings.encode_batch > 1:
-        settings = replace(settings, encode_batch=settings.encode_batch // 2)
-        yield settings
-    while settings.prefill_chunk > SMALLEST_CHUNK:
-        settings = replace(settings, prefill_chunk=settings.prefill_chunk // 2)
-        yield settings
+    for field, least in (("encode_batch", 1), ("prefill_chunk", SMALLEST_CHUNK)):
+        while getattr(settings, field) > least:
+            settings = replace(settings, **{field: getattr(settings, field) // 2})
+            yield settings
 
 
 def _given_up(run: Run, wanted: Settings, taken: Settings) -> tuple[str, ...]:
-    said = []
-    if taken.encode_batch < wanted.encode_batch:
-        said.append(
-            f"clips are encoded {taken.encode_batch} at a time instead of {wanted.encode_batch}, "
-            "which is slower"
+    """A sentence for each setting that was reduced."""
+    fewer = count(taken.clips, "clip is looked at", "clips are looked at")
+    sentences = {
+        "encode_batch": f"clips are encoded {taken.encode_batch} at a time instead of "
+        f"{wanted.encode_batch}, which is slower",
+        "prefill_chunk": f"the prompt is read {taken.prefill_chunk} tokens at a time instead of "
+        f"{wanted.prefill_chunk}, which is slower",
+        "quant": f"the language model runs in {taken.quant} instead of "
+        f"{wanted.quant or run.dtype}: answers may differ "
+        "(apollo models verify NAME --quant shows how much)",
+        "clips": f"{fewer} instead of {wanted.clips}",
+    }
+    return tuple(
+        sentence
+        for field, sentence in sentences.items()
+        if getattr(taken, field) != getattr(wanted, field)
+    )
+
+
+@dataclass(frozen=True)
+class Demand:
+    """Tokens of the planned clips of some videos.
+
+    Attributes:
+        clips: that the context of the model holds. videos: that they come from.
+        visual, text: tokens of these clips, and of what stands between them.
+        tokens_of: tokens of any number of clips, question and answer included.
+    """
+
+    clips: int
+    videos: int
+    visual: int
+    text: int
+    tokens_of: Callable[[int], TokenDemand]
+
+
+def measure_demand(
+    planner: Planner,
+    infos: Sequence[VideoInfo],
+    plans: Sequence[ClipPlan],
+    *,
+    spoken: Sequence[Spoken] | None = None,
+    question_tokens: int,
+    answer_tokens: int,
+) -> Demand:
+    """Count the tokens of planned videos, and of fewer of their clips.
+
+    Args:
+        spoken: subtitles of each video; None is without.
+    """
+    spoken = spoken or [Spoken()] * len(infos)
+    parts = [planner.part(*told) for told in zip(infos, plans, spoken, strict=True)]
+    windows = [(plan.start_seconds, plan.end_seconds) for plan in plans]
+    listed = preamble(list(zip(spoken, windows, strict=True)))
+    said = len(planner.prompts.tokenizer.encode(listed))
+    clips, each = sum(map(len, plans)), planner.config.visual_tokens_per_clip
+    text = len(planner.prompts.prefix_ids(parts)) - clips * each
+
+    def tokens_of(count: int) -> TokenDemand:
+        labels = -(-text * count // clips)
+        return TokenDemand(count * each, labels + said + question_tokens, answer_tokens)
+
+    return Demand(clips, len(infos), clips * each, text + said, tokens_of)
+
+
+def fit_videos(
+    planner: Planner,
+    hardware: HardwareChoice,
+    infos: Sequence[VideoInfo],
+    sampling: SamplingOptions,
+    *,
+    spoken: Sequence[Spoken] | None = None,
+    question_bytes: int,
+    answer_tokens: int,
+    quant: QuantKind | None = None,
+    stored: QuantKind | None = None,
+) -> Fitted:
+    """Choose settings with which a question about videos fits the free memory of its device.
+
+    Args:
+        planner, hardware: of the model.
+        infos: the videos and images. spoken: subtitles of each; None is without.
+        question_bytes: length of the longest question. answer_tokens: of the longest answer.
+        quant: the precision that was asked for. stored: the one of the checkpoint.
+
+    Raises:
+        FitError: not even the smallest settings fit.
+        DeviceError: the device does not tell how much memory is free.
+    """
+    free = free_bytes(hardware.device)
+    if free is None:
+        raise DeviceError(
+            f"--fit auto: {hardware.device} does not say how much memory is free",
+            next_step="leave it out, and lower --max-clips by hand",
         )
-    if taken.prefill_chunk < wanted.prefill_chunk:
-        said.append(
-            f"the prompt is read {taken.prefill_chunk} tokens at a time instead of "
-            f"{wanted.prefill_chunk}, which is slower"
-        )
-    if taken.quant != wanted.quant:
-        said.append(
-            f"the language model runs in {taken.quant} instead of {wanted.quant or run.dtype}: "
-            "answers may differ (apollo models verify NAME --quant shows how much)"
-        )
-    if taken.clips < wanted.clips:
-        fewer = count(taken.clips, "clip is looked at", "clips are looked at")
-        said.append(f"{fewer} instead of {wanted.clips}")
-    return tuple(said)
+    # No token stands for less than a byte, so this is never too little.
+    reserve, spare = question_bytes + answer_tokens, planner.spare_for(question_bytes)
+    plans = planner.plan(infos, sampling, reserve, spoken, spare_tokens=spare)
+    demand = measure_demand(
+        planner,
+        infos,
+        plans,
+        spoken=spoken,
+        question_tokens=question_bytes,
+        answer_tokens=answer_tokens,
+    )
+    kind = hardware.device.split(":")[0]
+    run = Run(planner.config, kind, hardware.dtype, fused=hardware.attention == FLASH)
+    return fit_settings(
+        run,
+        run.settings(demand.clips, quant),
+        free,
+        demand.tokens_of,
+        kinds=allowed_kinds(quant, hardware.device, stored),
+        fewest_clips=demand.videos,
+    )
 
 
 def precision_name(quant: QuantKind | None, dtype: str) -> str:
