@@ -78,8 +78,8 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
         milliseconds = []
         # The pages of a TIFF or the cameras of an MPO photo are not a film.
         if kind in ("GIF", "PNG", "WEBP", "AVIF"):
-            milliseconds, is_cut = _read_durations(image)
-            if is_cut or (kind == "GIF" and not _ends_as_gif(path)):
+            milliseconds, is_cut = _read_durations(image, path)
+            if is_cut:
                 faults.append("damaged or cut: the pictures behind the last sound one are lost")
             elif len(milliseconds) > 1 and _reports_damage(path, kind):
                 faults.append("damaged or cut: parts of pictures may be wrong")
@@ -117,7 +117,13 @@ def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:
         MediaError: no images, one that can't be read, or more than the limits allow.
     """
     assert reading.image_fps is not None
-    everything = [name for name in sorted(os.listdir(path), key=_by_number) if name[0] != "."]
+
+    def by_number(name: str) -> list[tuple[int, str]]:
+        """Sort picture2 before picture10."""
+        parts = re.split(r"(\d+)", name.lower())
+        return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
+
+    everything = [name for name in sorted(os.listdir(path), key=by_number) if name[0] != "."]
     names = [name for name in everything if name.lower().endswith(_FOLDER_SUFFIXES)]
     if not names:
         raise MediaError(
@@ -208,12 +214,6 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
             raise MediaError(f"{shown(path)} is a damaged image ({error})") from None
 
 
-def _by_number(name: str) -> list[tuple[int, str]]:
-    """Sort picture2 before picture10."""
-    parts = re.split(r"(\d+)", name.lower())
-    return [(int(part), "") if part.isdecimal() else (-1, part) for part in parts]
-
-
 def _odd_numbers(names: list[str]) -> list[str]:
     """A number that is missing means a moment that is missing, and all later times are early."""
     found = [match for name in names if (match := re.fullmatch(r"(.*?)(\d+)\D*", name))]
@@ -229,15 +229,20 @@ def _odd_numbers(names: list[str]) -> list[str]:
     return faults
 
 
-def _read_durations(image: Image.Image) -> tuple[list[float], bool]:
+def _read_durations(image: Image.Image, path: Path) -> tuple[list[float], bool]:
     """How long each picture of an animation is shown, and whether it breaks off; empty: a still."""
     milliseconds: list[float] = []
     pages = None
     with suppress(*_DAMAGE):
         pages = getattr(image, "n_frames", 1)
     index = first = _first_page(image)
+    is_cut = False
+    if image.format == "GIF":
+        with path.open("rb") as file:
+            file.seek(max(0, path.stat().st_size - 4096))
+            is_cut = not file.read().rstrip(b"\0").endswith(b";")
     if pages is not None and pages - first < 2:
-        return [], False
+        return [], is_cut
     while pages is None or index < pages:
         progress.advance()
         try:
@@ -251,7 +256,7 @@ def _read_durations(image: Image.Image) -> tuple[list[float], bool]:
         length = float(image.info.get("duration") or 0)
         milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
         index += 1
-    return milliseconds, False
+    return milliseconds, is_cut
 
 
 def _orientation(image: Image.Image) -> int | None:
@@ -265,12 +270,6 @@ def _orientation(image: Image.Image) -> int | None:
 def _first_page(image: Image.Image) -> int:
     """1 where an APNG has a picture for programs that know no animations, else 0."""
     return int(getattr(image, "default_image", False) and getattr(image, "n_frames", 1) > 1)
-
-
-def _ends_as_gif(path: Path) -> bool:
-    with path.open("rb") as file:
-        file.seek(max(0, path.stat().st_size - 4096))
-        return file.read().rstrip(b"\0").endswith(b";")
 
 
 def _reports_damage(path: Path, kind: str) -> bool:

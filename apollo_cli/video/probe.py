@@ -276,7 +276,12 @@ def _faults(
     yield from _unread(container, stream, scan)
     yield from structure_faults(info.path, info.container, stream.id)
     yield from _times(info, times)
-    promised = _promised_seconds(container, stream)
+    promised = None
+    if stream.duration and stream.time_base:
+        promised = float(stream.duration * stream.time_base)
+    elif len(container.streams) == 1 and container.duration:
+        # With several streams, the container's length may be that of the sound.
+        promised = container.duration / av.time_base
     if promised is not None and not times.restarts:
         end = info.duration_seconds
         # Some containers count from 0, some from the first picture, some from their own start.
@@ -349,13 +354,3 @@ def _times(info: VideoInfo, times: Times) -> Iterator[str]:
     if repeats := int((gaps <= 0).sum()):
         shared = count(repeats, "picture shares its time", "pictures share their time")
         yield f"{shared} with another one"
-
-
-def _promised_seconds(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
-) -> float | None:
-    if stream.duration and stream.time_base:
-        return float(stream.duration * stream.time_base)
-    # Without a length of the stream's own, the container's may be that of the sound.
-    alone = len(container.streams) == 1
-    return container.duration / av.time_base if alone and container.duration else None

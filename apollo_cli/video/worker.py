@@ -113,12 +113,7 @@ def _read(memory: memoryview) -> None:
         memory = memory[count:]
 
 
-def main() -> None:
-    """Serve the owner that has started this process."""
+if __name__ == "__main__":
     # Ctrl-C reaches both processes; the owner handles it.
     signal.signal(signal.SIGINT, signal.SIG_IGN)
     Worker().run()
-
-
-if __name__ == "__main__":
-    main()
