@@ -35,7 +35,7 @@ COMMANDS = {
     "check": "Tell which video files can be trusted, and what is odd about the others.",
     "frames": "Write the pictures that the model sees, each with its real time in its name.",
     "remember": "Watch all of a video once and keep what the model saw in a file.",
-    "cache": "List and clear the memories that are found again by themselves.",
+    "cache": "List and clear the memories of videos that apollo keeps by itself.",
     "plan": "Show what a video takes, before anything is fetched or loaded.",
     "models": "List, fetch, inspect, verify and remove models.",
     "finetune": "Train a model on your own videos.",

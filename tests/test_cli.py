@@ -19,9 +19,11 @@ from apollo_cli.errors import (
     UsageError,
     WeightsError,
 )
+from tests.command import apollo
 
 ROOT = Path(__file__).resolve().parents[1]
 TINY = ROOT / "tests" / "golden" / "tiny-checkpoint"
+CUT_SHARD = ROOT / "tests" / "cases_weights" / "cut_shard"
 
 
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
@@ -66,26 +68,30 @@ def failing(monkeypatch: pytest.MonkeyPatch):
     ],
 )
 def test_each_kind_of_error_has_its_exit_code_and_one_line_on_stderr(
-    failing, capsys, kind: type[ApolloError], code: int
+    failing, kind: type[ApolloError], code: int
 ):
     failing(kind("this\nhappened", "that is allowed", "do this"))
-    assert cli.main(["fail"]) == code
-    out, err = capsys.readouterr()
-    assert (out, err) == ("", "error: this happened; that is allowed; do this\n")
+    assert apollo("fail") == (code, "", "error: this happened; that is allowed; do this\n")
 
 
-def test_an_interrupt_ends_with_130(failing, capsys):
-    failing(KeyboardInterrupt())
-    assert cli.main(["fail"]) == 130
-    assert "Traceback" not in capsys.readouterr().err
-
-
-def test_an_unexpected_error_is_one_line_that_says_how_to_see_more(failing, capsys):
-    failing(ZeroDivisionError("by\nzero"))
-    assert cli.main(["fail"]) == 1
-    err = capsys.readouterr().err
-    assert err.count("\n") == 1
-    assert "unexpected ZeroDivisionError: by zero; run again with --debug" in err
+@pytest.mark.parametrize(
+    ("error", "code", "told"),
+    [
+        (KeyboardInterrupt(), 130, "\ninterrupted\n"),
+        (click.exceptions.Exit(6), 6, ""),
+        (
+            ZeroDivisionError("by\nzero"),
+            1,
+            "error: unexpected ZeroDivisionError: by zero; run again with --debug for the "
+            "traceback\n",
+        ),
+    ],
+)
+def test_any_other_end_has_its_code_and_at_most_one_line(
+    failing, error: BaseException, code: int, told: str
+):
+    failing(error)
+    assert apollo("fail") == (code, "", told)
 
 
 @pytest.mark.parametrize("error", [ZeroDivisionError("zero"), MediaError("broken")])
@@ -102,45 +108,31 @@ def test_debug_shows_the_traceback(
     assert "error: " in err
 
 
-def test_an_early_exit_of_a_command_keeps_its_code(failing):
-    failing(click.exceptions.Exit(6))
-    assert cli.main(["fail"]) == 6
-
-
-@pytest.mark.parametrize(
-    "arguments", [["nope"], ["--nope"], ["models", "nope"], ["models", "show"]]
-)
-def test_wrong_usage_ends_with_2_and_writes_nothing_on_stdout(capsys, arguments: list[str]):
-    assert cli.main(arguments) == 2
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "apollo" in err
-
-
 @pytest.mark.parametrize("arguments", [[], ["models"], ["finetune"], ["cache"]])
-def test_a_group_alone_shows_its_help_page_as_it_is(capsys, arguments: list[str]):
-    assert cli.main(arguments) == 0
-    shown = capsys.readouterr()
-    assert shown.err == "" and shown.out.count("\n") > 5
-    assert cli.main([*arguments, "--help"]) == 0
-    assert shown.out == capsys.readouterr().out
+def test_a_group_alone_shows_its_help_page_on_stdout(arguments: list[str]):
+    done = apollo(*arguments)
+    assert done == apollo(*arguments, "--help")
+    assert (done.returncode, done.stderr) == (0, "") and done.stdout.count("\n") > 5
 
 
 @pytest.mark.parametrize(
-    ("arguments", "near"),
+    ("arguments", "words"),
     [
-        (["aks"], "'ask'"),
-        (["models", "shwo"], "'show'"),
-        (["finetune", "rnu"], "'run'"),
-        (["ask", "--modle", "x"], "'--model'"),
-        (["models", "pull", "--revison", "x"], "'--revision'"),
+        ("nope", "apollo --help"),
+        ("--nope", "apollo --help"),
+        ("models nope", "apollo models --help"),
+        ("models show", "apollo models show --help"),
+        ("aks", "'ask'"),
+        ("models shwo", "'show'"),
+        ("finetune rnu", "'run'"),
+        ("ask --modle x", "'--model'"),
+        ("models pull --revison x", "'--revision'"),
     ],
 )
-def test_a_mistyped_word_is_answered_with_the_near_one(capsys, arguments: list[str], near: str):
-    assert cli.main(arguments) == 2
-    err = capsys.readouterr().err
-    assert near in err
-    assert err.count("\n") == 1
+def test_wrong_usage_is_one_line_with_the_page_or_word_that_is_near(arguments: str, words: str):
+    done = apollo(*arguments.split())
+    assert (done.returncode, done.stdout, done.stderr.count("\n")) == (2, "", 1)
+    assert words in done.stderr
 
 
 def test_a_name_that_begins_with_a_dash_stands_after_two(
@@ -267,55 +259,38 @@ def test_the_table_repeats_the_first_line_of_each_command(name: str):
 
 
 def test_models_list_names_every_known_model_and_its_state(
-    capsys, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ):
     monkeypatch.setenv("APOLLO_HOME", str(tmp_path))
-    assert cli.main(["models", "list", "--json"]) == 0
-    rows = {row["name"]: row for row in json.loads(capsys.readouterr().out)}
+    rows = {row["name"]: row for row in json.loads(apollo("models", "list", "--json").stdout)}
     assert rows["apollo-nano"]["state"] == "embedded"
     assert "no commercial use" in rows["apollo-3b"]["entry"]["licence"]
-    assert cli.main(["models", "list"]) == 0
-    lines = capsys.readouterr().out.splitlines()
+    lines = apollo("models", "list").stdout.splitlines()
     assert lines[0].split("\t") == ["NAME", "STATE", "SIZE", "WHAT IT IS"]
     assert len(lines) == 1 + len(rows)
 
 
-def test_models_show_tells_both_sides_of_the_licence(capsys):
-    assert cli.main(["models", "show", "apollo-3b"]) == 0
-    out = capsys.readouterr().out
-    assert "Qwen Research License" in out
-    assert "label on the repository" in out
-    assert "check before use" in out
-
-
-def test_models_show_counts_what_a_folder_holds(capsys):
-    assert cli.main(["models", "show", str(TINY), "--json"]) == 0
-    facts = json.loads(capsys.readouterr().out)
-    assert facts["tokens_per_clip"] == 8
-    assert facts["parameters"]["llm"] == 152128
-
-
-def test_models_verify_checks_a_folder(capsys):
-    assert cli.main(["models", "verify", str(TINY)]) == 0
-    assert "complete, no hashes were kept" in capsys.readouterr().out
-    broken = TINY.parents[1] / "cases_weights" / "cut_shard"
-    assert cli.main(["models", "verify", str(broken)]) == 5
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert "100 bytes, its header says 120" in err
+def test_models_show_counts_what_a_folder_holds():
+    facts = json.loads(apollo("models", "show", TINY, "--json").stdout)
+    assert (facts["tokens_per_clip"], facts["parameters"]["llm"]) == (8, 152128)
 
 
 @pytest.mark.parametrize(
-    ("arguments", "message"),
+    ("arguments", "code", "words"),
     [
-        (["show", "apollo-4b"], "did you mean"),
-        (["pull", "apollo-nano"], "is on this machine already"),
-        (["rm", "apollo-nano", "--yes"], "is part of the program"),
+        (["show", "apollo-3b"], 0, ["Qwen Research License", "label on the", "check before use"]),
+        (["verify", TINY], 0, ["complete, no hashes were kept"]),
+        (["verify", CUT_SHARD], 5, ["100 bytes, its header says 120"]),
+        (["show", "apollo-4b"], 5, ["did you mean"]),
+        (["pull", "apollo-nano"], 5, ["is on this machine already"]),
+        (["rm", "apollo-nano", "--yes"], 5, ["is part of the program"]),
     ],
 )
-def test_what_cannot_be_done_with_a_model_ends_with_5(capsys, arguments: list[str], message: str):
-    assert cli.main(["models", *arguments]) == 5
-    out, err = capsys.readouterr()
-    assert out == ""
-    assert message in err
-    assert err.count("\n") == 1
+def test_models_tells_facts_on_stdout_and_what_cannot_be_done_on_stderr(
+    arguments: list[object], code: int, words: list[str]
+):
+    done = apollo("models", *arguments)
+    assert done.returncode == code
+    told, other = (done.stderr, done.stdout) if code else (done.stdout, done.stderr)
+    assert other == ""
+    assert [word for word in words if word not in told] == []

@@ -38,13 +38,13 @@ HELP = """\
 
 @click.command()
 @click.argument("files", nargs=-1, metavar="FILE...", shell_complete=complete_file)
-@click.option("--continue", "go_on", is_flag=True, help="Go on with the last talk.")
+@click.option("--continue", "go_on", is_flag=True, help="Continue the last talk.")
 @flags_of(ModelOptions, SamplingOptions, ReadingOptions, GenerationOptions)
 def chat(files: tuple[str, ...], go_on: bool, **flags: Any) -> None:
     """Talk about a video in the terminal.
 
-    The video is watched once; every question is answered at the cost of its own tokens. Lines
-    that start with / are commands; /help lists them. The talk is kept: --continue goes on.
+    The model watches the video once; each question then costs its own tokens only. Lines that
+    start with / are commands; /help lists them. The talk is saved; --continue resumes it.
     """
     if go_on and files:
         raise UsageError(f"--continue and {files[0]!r}", "allowed is one of the two")

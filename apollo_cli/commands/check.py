@@ -55,10 +55,9 @@ class Finding:
 def check(places: tuple[str, ...], as_json: bool, full: bool, recursive: bool) -> None:
     """Tell which video files can be trusted, and what is odd about the others.
 
-    Every packet is looked at. The pictures of short files are all decoded, of longer files those
-    of a few moments spread over them; of all files all with --full. Two files are looked at at
-    once, and each is told as soon as it is known. What is no video or image is left out of folders.
-    The exit code is 3 when any file is broken.
+    Every packet is read. All pictures of a short file are decoded, and twelve that are spread over
+    a longer one; --full decodes them all. Two files are checked at a time. Files of a folder that
+    are no video or image are left out. The exit code is 3 when any file is broken.
     """
     from apollo_cli.video.container import shown
 

@@ -79,7 +79,7 @@ def check_command(recipe: Path, as_json: bool) -> None:
 
 @finetune.command("run")
 @click.argument("recipes", nargs=-1, required=True, type=FILE, metavar="RECIPE...")
-@click.option("--fresh", is_flag=True, help="Start over instead of going on where it stopped.")
+@click.option("--fresh", is_flag=True, help="Start over instead of resuming a stopped run.")
 @click.option(
     "--steps",
     type=click.IntRange(1, MOST_STEPS),
@@ -87,7 +87,7 @@ def check_command(recipe: Path, as_json: bool) -> None:
     help="Length of a run.",
 )
 def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> None:
-    """Train as a recipe says; the same command again goes on where it stopped.
+    """Train as a recipe says; running the same command again resumes a stopped run.
 
     Several recipes are run one after the other, such as the stages of a project. The folder of each
     result goes to stdout, for ask --adapter; everything else to stderr. On several GPUs or

@@ -1,4 +1,4 @@
-"""``apollo remember`` and ``apollo cache``: video memory in the user's files and in our own."""
+"""``apollo remember`` and ``apollo cache``: memories of videos that the user or apollo keeps."""
 
 from __future__ import annotations
 
@@ -28,8 +28,8 @@ from apollo_cli.errors import MediaError, UsageError
 def remember(video: str, output: Path | None, **flags: Any) -> None:
     """Watch all of a video once and keep what the model saw in a file.
 
-    The file can be asked like the video itself, moved, and asked again with another window or a
-    smaller budget; nothing is decoded again. A stopped run is gone on with.
+    Questions about the file are answered like questions about the video, also about another part
+    of it, and nothing is decoded again. Running the same command again resumes a stopped run.
     """
     from apollo_cli.memory_record import SUFFIX
     from apollo_cli.video.guard import GuardedReader
@@ -59,7 +59,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
 
 
 def _spare_another(target: Path, video: Path) -> None:
-    """Never write over the memory of another video that only has the same name.
+    """Refuse to overwrite the memory of another video that has the same name.
 
     Raises:
         UsageError: there is one.
@@ -69,7 +69,7 @@ def _spare_another(target: Path, video: Path) -> None:
     try:
         held = Path(read_record(target).path)
     except MediaError:
-        # None, or a damaged one.
+        # There is no memory, or a damaged one.
         return
     if held != video:
         raise UsageError(f"{target} remembers {held}", next_step="choose another name with -o")
@@ -77,10 +77,10 @@ def _spare_another(target: Path, video: Path) -> None:
 
 @click.group()
 def cache() -> None:
-    """List and clear the memories that are found again by themselves.
+    """List and clear the memories of videos that apollo keeps by itself.
 
-    They take at most 10 GB, or what the variable APOLLO_CACHE_GB says; inf is no limit. What was
-    not used for longest goes first.
+    Together they take at most 10 GB, or as many as the variable APOLLO_CACHE_GB says; inf is no
+    limit. The memory that was unused for longest is deleted first.
     """
     from apollo_cli.memory_cache import adopt_old
 
