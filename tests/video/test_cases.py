@@ -14,10 +14,10 @@ import pytest
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import describe_damage, read_frames
+from apollo_cli.video.reader import read_frames
 from tests.cases import CASES, FOLDER
 from tests.cases.marker import read_marker
-from tests.video.made import numbers, read_marks
+from tests.video.made import numbers
 
 HANDED = {case["name"]: case for case in CASES if (FOLDER / case["name"]).is_file()}
 ERRORS = [name for name, case in HANDED.items() if case["klass"] == "error"]
@@ -63,12 +63,6 @@ def test_a_readable_case_has_its_true_facts(name: str):
             assert info.constant_rate
 
 
-@pytest.mark.parametrize("name", [name for name in READABLE if HANDED[name]["klass"] == "warns"])
-def test_what_is_odd_about_a_file_is_said(name: str):
-    info = probe(FOLDER / name)
-    assert info.warnings or any(frame.damaged for frame in read_frames(info, info.times))
-
-
 @pytest.mark.parametrize("name", ERRORS)
 def test_an_unreadable_case_is_one_line(name: str):
     with pytest.raises(MediaError) as caught:
@@ -77,15 +71,12 @@ def test_an_unreadable_case_is_one_line(name: str):
     assert "\n" not in str(caught.value)
 
 
-@pytest.mark.parametrize("shown_at", [(12.0, 32), (0.25, 15), (19.99, 32), (20.4, 45), (34.9, 47)])
-def test_the_picture_on_display_is_found_where_the_rate_varies(shown_at: tuple[float, int]):
-    seconds, number = shown_at
-    info = probe(FOLDER / "vfr_screen.mp4")
-    (frame,) = read_frames(info, [seconds])
-    mark = read_marker(frame.rgb)
-    assert mark is not None
-    assert mark.number == number
-    assert frame.seconds <= seconds
+def test_the_picture_on_display_is_found_where_the_rate_varies():
+    wanted = {0.25: 15, 12.0: 32, 19.99: 32, 20.4: 45, 34.9: 47}
+    frames = list(read_frames(probe(FOLDER / "vfr_screen.mp4"), list(wanted)))
+    marks = [read_marker(frame.rgb) for frame in frames]
+    assert [mark and mark.number for mark in marks] == list(wanted.values())
+    assert all(frame.seconds <= at for frame, at in zip(frames, wanted, strict=True))
 
 
 def test_a_probe_keeps_no_picture_in_memory():
@@ -105,22 +96,6 @@ def test_times_outside_of_the_video_give_its_first_and_last_picture():
     frames = list(read_frames(info, [-3.0, 99.0, 0.0]))
     assert [frame.position for frame in frames] == [0, 2, 1]
     assert [f.seconds for f in frames] == pytest.approx([0, 0, info.times[-1]])
-
-
-def test_the_nearest_sound_picture_stands_in_for_each_damaged_one_whatever_else_is_read():
-    info = probe(FOLDER / "bit_flips.mp4")
-    whole = read_marks(info)
-    damaged = np.array([seen.is_damaged for seen in whole])
-    assert damaged.sum() == 240 - HANDED["bit_flips.mp4"]["facts"]["good_frames"] == 75
-    for index, seen in enumerate(whole):
-        # A picture that is handed out is sound, and its time is its own.
-        assert info.times[seen.number or 0] == pytest.approx(seen.seconds)
-        gap = np.abs(info.times[~damaged] - info.times[index]).min()
-        assert abs(seen.seconds - info.times[index]) == pytest.approx(gap)
-    for index in np.flatnonzero(damaged).tolist()[::4]:
-        assert read_marks(info, [index]) == [whole[index]]
-    told = describe_damage(info, info.times[damaged].tolist(), info.times)
-    assert "75 of 240 pictures are damaged" in told
 
 
 def test_strict_reading_stops_at_a_damaged_picture():

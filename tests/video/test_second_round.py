@@ -18,6 +18,7 @@ from apollo_cli.video.reader import describe_damage
 from tests.cases import FOLDER
 from tests.video.made import make_film, marked_frame, numbers, packets_of, read_marks
 
+FLIPPED = [16, 44, *range(102, 120), *range(150, 180), *range(185, 210)]
 # Name: number of pictures, those that are damaged, and a word of the warnings.
 FILES: dict[str, tuple[int, list[int], str]] = {
     "concat_flv_size.flv": (60, [], "size or format changes"),
@@ -28,6 +29,7 @@ FILES: dict[str, tuple[int, list[int], str]] = {
     "c1_004_flip_mjpeg.avi": (30, [27], ""),
     "drift_nonref_len.mp4": (900, [329], ""),
     "drift_ref_len.mp4": (900, list(range(331, 600)), ""),
+    "bit_flips.mp4": (240, FLIPPED, ""),
     "intra_refresh_nostart.ts": (52, [], "the first 48 pictures can't be decoded"),
 }
 # What is drawn into the first picture; the last one's marks are all drawn alike.
@@ -53,7 +55,8 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
 
 
 @pytest.mark.parametrize(
-    ("seconds", "words"), [([0.9], r"1 of 30 .*at 0.90 s.* it$"), ([0.3, 0.4], r"2 of 30 .*each$")]
+    ("seconds", "words"),
+    [([0.9], r"1 of 30 .* is .*at 0.90 s.* it$"), ([0.3, 0.4], r"2 of 30 .* are .*0.30 s.*each$")],
 )
 def test_one_damaged_picture_is_not_told_as_the_first(seconds: list[float], words: str):
     info = probe(FOLDER / "c1_006_flip_ffv1.mkv")
