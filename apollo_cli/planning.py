@@ -26,9 +26,8 @@ from apollo_cli.video.sampler import (
     resolve_window,
 )
 from apollo_cli.weights.checkpoint import Checkpoint
-from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import ModelEntry
-from apollo_cli.weights.shapes import released_network
 
 # Room for a question grows in steps, so that the clips do not depend on its every word.
 _QUESTION_STEP, _QUESTION_SHARE = 256, 16

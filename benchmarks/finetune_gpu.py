@@ -29,8 +29,8 @@ from apollo_cli.finetune.training.records import read_log
 from apollo_cli.hardware import choose_device
 from apollo_cli.memory_plan import Run
 from apollo_cli.model.config import NetworkConfig
+from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 from benchmarks.media import make_video
 from benchmarks.random_checkpoint import Shape, network, save_network
 

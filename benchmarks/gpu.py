@@ -30,8 +30,8 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.generate import generate, prefill
 from apollo_cli.weights.load import load_model
+from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 from benchmarks.random_checkpoint import Shape, network, save_network
 
 CLIPS, LABEL_TOKENS, ANSWER_TOKENS = 666, 17, 64

@@ -37,7 +37,7 @@ from apollo_cli.weights.adapter import (
     WHOLE_FILES,
 )
 from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.finite import is_finite
+from apollo_cli.weights.load import is_finite
 from apollo_cli.weights.locate import LocatedModel, locate_model
 from apollo_cli.weights.manifests import hash_file
 from apollo_cli.weights.overlay import whole_tensors

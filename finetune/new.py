@@ -25,9 +25,8 @@ from apollo_cli.finetune.words import describe_place, tidy
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import TOY
-from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import resolve
-from apollo_cli.weights.shapes import released_network
 from apollo_cli.weights.store import find_local
 
 # What each key is for, in a few words; those of a recipe stand in this order.

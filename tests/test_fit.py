@@ -35,9 +35,8 @@ from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model, parameters_on_meta
 from apollo_cli.weights.locate import locate_model
 from apollo_cli.weights.manifests import Manifest, write_manifest
-from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 from benchmarks import random_checkpoint
 from benchmarks.random_checkpoint import Shape
 from tests import tiny

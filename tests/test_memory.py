@@ -336,8 +336,8 @@ def test_an_hour_of_a_3b_shape_is_small_and_read_as_it_was_written(tmp_path: Pat
 
     from apollo_cli.memory_file import MemoryWriter, load_memory
     from apollo_cli.memory_record import MemoryRecord
+    from apollo_cli.weights.network import released_network
     from apollo_cli.weights.registry import known_models
-    from apollo_cli.weights.shapes import released_network
 
     record = MemoryRecord("m", "f", "s", "/x.mp4", "video", 3600.0, 2, (0, 3600), 2.0, 1800, 1800)
     target = tmp_path / "hour.apollo"

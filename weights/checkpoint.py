@@ -19,8 +19,16 @@ from typing import Any
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights.files import is_plain_name, read_json
-from apollo_cli.weights.naming import EMBEDDING, HEAD, rename, split
-from apollo_cli.weights.shards import TensorInfo, has_tensors, list_tensors, name_some
+from apollo_cli.weights.shards import (
+    EMBEDDING,
+    HEAD,
+    TensorInfo,
+    has_tensors,
+    list_tensors,
+    name_some,
+    rename,
+    split,
+)
 
 __all__ = ["HEAD", "Checkpoint", "TensorInfo", "encoder_part", "read_checkpoint", "read_json"]
 

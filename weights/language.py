@@ -22,7 +22,7 @@ from apollo_cli.values import (
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import LLM, Checkpoint
 from apollo_cli.weights.encoders import count_layers
-from apollo_cli.weights.naming import EMBEDDING
+from apollo_cli.weights.shards import EMBEDDING
 
 DEFAULT_CONTEXT = 32768
 _FILE, _GENERATION_FILE = f"{LLM}/config.json", f"{LLM}/generation_config.json"

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -18,7 +18,6 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.bits import QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
-from apollo_cli.weights.finite import check_finite
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
     QuantReport,
@@ -270,3 +269,28 @@ def _assign(
     else:
         tensor = next(iter(tensors.values())).to(device, dtype, copy=True)
         setattr(place.owner, place.name, nn.Parameter(tensor, requires_grad=False))
+
+
+def is_finite(tensor: torch.Tensor) -> bool:
+    """Whether all values are finite; looked at in place, without a copy."""
+    if not tensor.is_floating_point() or not tensor.numel():
+        return True
+    if tensor.itemsize == 1:
+        # The 8-bit types have no comparison of their own.
+        tensor = tensor.float()
+    return all(bool(edge.isfinite()) for edge in torch.aminmax(tensor))
+
+
+def check_finite(tensors: Mapping[str, torch.Tensor], file: Path) -> None:
+    """Refuse tensors that were read from a file and hold NaN or infinity.
+
+    Raises:
+        WeightsError: names the file and the first such tensor.
+    """
+    for name, tensor in tensors.items():
+        if not is_finite(tensor):
+            raise WeightsError(
+                f"{file}: tensor {name} holds NaN or infinite values",
+                "weights are finite numbers",
+                "run apollo models verify and fetch it again, or train with a lower learning_rate",
+            )

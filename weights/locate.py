@@ -12,9 +12,8 @@ from apollo_cli.errors import WeightsError
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.adapter import Adapter, base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
-from apollo_cli.weights.network import build_network_config
+from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import known_models, resolve
-from apollo_cli.weights.shapes import released_network
 from apollo_cli.weights.store import find_local, find_manifest, require_local
 
 AUTO = "auto"

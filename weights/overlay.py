@@ -25,7 +25,7 @@ from apollo_cli.weights.adapter import (
     LoraSettings,
 )
 from apollo_cli.weights.checkpoint import CONNECTOR, LLM, encoder_part
-from apollo_cli.weights.finite import check_finite
+from apollo_cli.weights.load import check_finite
 from apollo_cli.weights.quantize import fill_layer, is_quantised
 from apollo_cli.weights.shards import name_some, read_header
 from apollo_cli.words import count

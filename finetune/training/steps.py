@@ -33,7 +33,7 @@ from apollo_cli.finetune.training.stopping import (
     too_large,
 )
 from apollo_cli.finetune.training.team import together
-from apollo_cli.weights.finite import is_finite
+from apollo_cli.weights.load import is_finite
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -14,8 +14,8 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
 from apollo_cli.finetune.values import spell
 from apollo_cli.memory_plan import Run
+from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 
 PAGE = Path(__file__).parents[2] / "docs" / "finetuning.md"
 CARDS_GB = (8, 12, 16, 24, 48, 80)

@@ -25,8 +25,8 @@ from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.memory_plan import Run
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import VISUAL_ID
+from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 from tests.finetune.results import recipe_of
 
 NANO = Path(__file__).parents[2] / "weights" / "nano"

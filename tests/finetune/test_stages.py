@@ -13,8 +13,8 @@ from apollo_cli.finetune.stages import (
     learning_rates,
 )
 from apollo_cli.model.sizes import llm_sizes
+from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
-from apollo_cli.weights.shapes import released_network
 
 
 def test_the_rates_at_3b_are_those_of_the_paper():
