@@ -6,7 +6,6 @@ import io
 import json
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
 
 import pytest
@@ -14,13 +13,12 @@ import pytest
 from apollo_cli.cli import main
 from apollo_cli.model.token_estimate import PieceCounter
 from tests import tiny
+from tests.command import apollo
 
 ROOT = Path(__file__).parent.parent
 CASES = Path(__file__).parent / "cases"
 CLIP, MINUTE = str(CASES / "cfr30.mp4"), str(CASES / "one_key_60s.mp4")
 RELEASED = ("--model", "apollo-3b")
-
-Plan = Callable[..., tuple[int, str, str]]
 
 
 @pytest.fixture(autouse=True)
@@ -31,52 +29,37 @@ def alone(monkeypatch: pytest.MonkeyPatch, tmp_path: Path):
     monkeypatch.setattr("shutil.which", lambda name: None)
 
 
-@pytest.fixture
-def plan(capfd: pytest.CaptureFixture[str]) -> Plan:
-    def call(*arguments: str) -> tuple[int, str, str]:
-        code = main(["plan", *arguments])
-        written = capfd.readouterr()
-        return code, written.out, written.err
-
-    return call
+def planned(*arguments: str) -> dict:
+    done = apollo("plan", *arguments, "--json")
+    assert done.returncode == 0
+    return json.loads(done.stdout)
 
 
-def planned(plan: Plan, *arguments: str) -> dict:
-    code, out, _ = plan(*arguments, "--json")
-    assert code == 0
-    return json.loads(out)
-
-
-def test_videos_are_looked_at_in_a_child_that_can_be_ended(
-    plan: Plan, monkeypatch: pytest.MonkeyPatch
-):
+def test_videos_are_looked_at_in_a_child_that_can_be_ended(monkeypatch: pytest.MonkeyPatch):
     def hang(*arguments: object, **options: object) -> None:
         pytest.fail("a native library that hangs would take the command with it")
 
     monkeypatch.setattr("apollo_cli.video.probe.probe", hang)
-    assert planned(plan, CLIP, "--model", "apollo-nano")["videos"][0]["frames"] == 120
+    assert planned(CLIP, "--model", "apollo-nano")["videos"][0]["frames"] == 120
 
 
-def test_every_known_model_and_precision_gets_a_row(plan: Plan):
-    code, out, _ = plan(MINUTE)
-    assert code == 0
-    heading, *rows = [line.split("\t") for line in out.splitlines()]
+def test_every_known_model_and_precision_gets_a_row_and_what_is_assumed_is_said_once():
+    done = apollo("plan", CLIP, str(CASES / "photo.jpg"), MINUTE)
+    assert done.returncode == 0
+    heading, *rows = [line.split("\t") for line in done.stdout.splitlines()]
     assert heading[:3] == ["MODEL", "BITS", "CLIPS"]
     assert heading[-4:] == ["8 GB", "12 GB", "16 GB", "24 GB"]
     for name in ("apollo-1.5b", "apollo-3b", "apollo-7b"):
         assert [row[1] for row in rows if row[0] == name] == ["bf16", "8bit", "4bit"]
-
-
-def test_what_is_assumed_is_said(plan: Plan):
-    _, _, err = plan(MINUTE, *RELEASED)
-    assert "some sizes are assumed: apollo-3b" in err
-    assert "0.6 GB" in err
-    assert planned(plan, MINUTE, *RELEASED)["models"][0]["assumed"][0] == "clips of 2 seconds"
-
-
-def test_coverage_is_in_words(plan: Plan):
-    _, _, err = plan(MINUTE, *RELEASED)
-    assert "one_key_60s.mp4: 30 clips, every moment seen (apollo-3b)" in err
+    for words in (
+        "cfr30.mp4: 4.0 s, 120 pictures",
+        "one_key_60s.mp4: 1:00, 600 pictures",
+        "cfr30.mp4: 2 clips, every moment seen (apollo-nano, apollo-1.5b",
+        "some sizes are assumed: apollo-1.5b, apollo-3b, apollo-7b",
+        "0.6 GB",
+    ):
+        assert done.stderr.count(words) == 1
+    assert len(done.stderr.splitlines()) == len(set(done.stderr.splitlines()))
 
 
 def test_a_terminal_of_80_columns_shows_each_row_on_a_line(
@@ -95,16 +78,9 @@ def test_a_terminal_of_80_columns_shows_each_row_on_a_line(
     assert all("apollo-" in line for line in lines[2:])
 
 
-def test_what_is_said_of_a_video_is_said_once_and_in_the_units_of_people(plan: Plan):
-    _, _, err = plan(CLIP, str(CASES / "photo.jpg"), MINUTE)
-    assert "cfr30.mp4: 4.0 s, 120 pictures" in err
-    assert "one_key_60s.mp4: 1:00, 600 pictures" in err
-    assert err.count("cfr30.mp4: 2 clips, every moment seen (apollo-nano, apollo-1.5b") == 1
-    assert len(err.splitlines()) == len(set(err.splitlines()))
-
-
-def test_json_holds_videos_machine_tokens_memory_and_cards(plan: Plan):
-    found = planned(plan, MINUTE, *RELEASED)
+def test_json_holds_videos_machine_tokens_memory_and_cards():
+    found = planned(MINUTE, *RELEASED)
+    assert found["models"][0]["assumed"][0] == "clips of 2 seconds"
     assert found["videos"][0]["duration_seconds"] == 60.0
     assert found["machine"]["device"] == "cpu"
     (model,) = found["models"]
@@ -118,9 +94,9 @@ def test_json_holds_videos_machine_tokens_memory_and_cards(plan: Plan):
     assert row["peak_bytes"] >= parts["weights"] + parts["runtime"] + parts["encode"]
 
 
-def test_an_hour_fills_the_context_and_3b_in_4_bits_fits_8_gb(plan: Plan, tmp_path: Path):
+def test_an_hour_fills_the_context_and_3b_in_4_bits_fits_8_gb(tmp_path: Path):
     hour = still_video(tmp_path / "hour.mp4", seconds=3600)
-    (model,) = planned(plan, str(hour), *RELEASED)["models"]
+    (model,) = planned(str(hour), *RELEASED)["models"]
     assert "2.0 s seen of every 5." in model["videos"][0]["words"]
     tokens = model["tokens"]
     used = sum(tokens[part] for part in ("visual", "text", "question", "answer"))
@@ -131,12 +107,10 @@ def test_an_hour_fills_the_context_and_3b_in_4_bits_fits_8_gb(plan: Plan, tmp_pa
     assert model["precisions"][0]["cards"]["8"]["all"] is False
 
 
-def test_the_table_in_the_docs_is_what_the_program_says(plan: Plan, tmp_path: Path):
+def test_the_table_in_the_docs_is_what_the_program_says(tmp_path: Path):
     hour = still_video(tmp_path / "hour.mp4", seconds=3600)
     known = [word for n in ("1.5b", "3b", "7b") for word in ("--model", f"apollo-{n}")]
-    code, out, _ = plan(str(hour), *known)
-    assert code == 0
-    cells = [line.split("\t") for line in out.splitlines()[1:]]
+    cells = [line.split("\t") for line in apollo("plan", str(hour), *known).stdout.splitlines()[1:]]
     rows = [f"| {' | '.join([*c[:4], *c[5:]])} |" for c in cells]
     assert len(rows) == 9
     table = (ROOT / "docs" / "performance.md").read_text("utf-8").splitlines()
@@ -159,25 +133,25 @@ def still_video(path: Path, seconds: int) -> Path:
     return path
 
 
-def test_a_checkpoint_on_disk_is_planned_exactly(plan: Plan, tmp_path: Path):
+def test_a_checkpoint_on_disk_is_planned_exactly(tmp_path: Path):
     folder = tiny.save(tmp_path / "checkpoint")
-    (model,) = planned(plan, CLIP, "--model", str(folder))["models"]
+    (model,) = planned(CLIP, "--model", str(folder))["models"]
     assert model["tokens"]["exact"] is True
     assert model["assumed"] == []
     assert model["tokens"]["visual"] == 8 * model["clips"]
 
 
-def test_a_checkpoint_stored_in_fewer_bits_has_that_row_only(plan: Plan, tmp_path: Path):
+def test_a_checkpoint_stored_in_fewer_bits_has_that_row_only(tmp_path: Path):
     folder = tiny.save(tmp_path / "checkpoint")
     config = json.loads((folder / "llm" / "config.json").read_text())
     config["quantization_config"] = {"load_in_4bit": True}
     (folder / "llm" / "config.json").write_text(json.dumps(config))
-    (model,) = planned(plan, CLIP, "--model", str(folder))["models"]
+    (model,) = planned(CLIP, "--model", str(folder))["models"]
     assert [row["precision"] for row in model["precisions"]] == ["4bit"]
 
 
-def test_several_videos_share_the_budget(plan: Plan):
-    (model,) = planned(plan, CLIP, MINUTE, *RELEASED)["models"]
+def test_several_videos_share_the_budget():
+    (model,) = planned(CLIP, MINUTE, *RELEASED)["models"]
     assert [Path(video["path"]).name for video in model["videos"]] == [
         "cfr30.mp4",
         "one_key_60s.mp4",
@@ -185,8 +159,8 @@ def test_several_videos_share_the_budget(plan: Plan):
     assert model["clips"] == sum(video["clips"] for video in model["videos"])
 
 
-def test_the_sampling_flags_of_ask_hold(plan: Plan):
-    (model,) = planned(plan, MINUTE, *RELEASED, "--from", "10", "--to", "20")["models"]
+def test_the_sampling_flags_of_ask_hold():
+    (model,) = planned(MINUTE, *RELEASED, "--from", "10", "--to", "20")["models"]
     assert model["clips"] == 5
 
 
@@ -202,12 +176,10 @@ def test_the_sampling_flags_of_ask_hold(plan: Plan):
         ([], 2, "VIDEO"),
     ],
 )
-def test_what_cannot_be_planned_is_one_clear_line(
-    plan: Plan, arguments: list[str], code: int, message: str
-):
-    found, out, err = plan(*arguments)
-    assert (found, out) == (code, "")
-    assert message in err
+def test_what_cannot_be_planned_is_one_clear_line(arguments: list[str], code: int, message: str):
+    done = apollo("plan", *arguments)
+    assert (done.returncode, done.stdout) == (code, "")
+    assert message in done.stderr
 
 
 def test_planning_loads_no_torch():
