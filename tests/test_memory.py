@@ -94,7 +94,7 @@ def test_a_memory_where_a_video_is_needed_is_named_as_one(
     for command in ("check", "plan", "frames", "remember"):
         assert main([command, target]) == 3
         written = capfd.readouterr()
-        assert "saw of a video" in written.out + written.err
+        assert "(apollo remember), not a video" in written.out + written.err
 
 
 def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):

@@ -271,7 +271,9 @@ def split_arguments(sources: tuple[str, ...], flags: dict[str, Any]) -> tuple[li
                 'write: apollo ask video.mp4 "What happens?" (or -q "..." for text alone)',
             )
         asked = [files.pop()]
-    asked = [_read_stdin() if question == "-" else question for question in asked]
+    if "-" in asked and sys.stdin is None:
+        raise UsageError("the question should come from stdin, which is closed")
+    asked = [sys.stdin.read() if question == "-" else question for question in asked]
     return files, [check_question(question) for question in asked]
 
 
@@ -284,9 +286,3 @@ def _read_questions(name: str) -> list[str]:
     if not found:
         raise UsageError(f"--questions-file {name} holds no question")
     return found
-
-
-def _read_stdin() -> str:
-    if sys.stdin is None:
-        raise UsageError("the question should come from stdin, which is closed")
-    return sys.stdin.read()

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from contextlib import suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -31,7 +32,7 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     Questions about the file are answered like questions about the video, also about another part
     of it, and nothing is decoded again. Running the same command again resumes a stopped run.
     """
-    from apollo_cli.memory_record import SUFFIX
+    from apollo_cli.memory_record import SUFFIX, read_record
     from apollo_cli.video.guard import GuardedReader
 
     if not Path(video).name:
@@ -46,7 +47,12 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     with progress(at_once=True) as report, GuardedReader() as reader:
         info = reader.probe(video, replace(reading, image_fps=None))
         if output is None:
-            _spare_another(target, info.path)
+            # The memory of another video of the same name is not written over.
+            with suppress(MediaError):
+                remembered = read_record(target).path
+                if Path(remembered) != info.path:
+                    advice = "choose another name with -o"
+                    raise UsageError(f"{target} remembers {remembered}", next_step=advice)
         from apollo_cli.engine import load
 
         apollo = load(**vars(model), use_cache=False, reader=reader, on_progress=report)
@@ -56,23 +62,6 @@ def remember(video: str, output: Path | None, **flags: Any) -> None:
     size = format_bytes(target.stat().st_size)
     say_note(f"{memory.plan.describe()}; {size}; ask it with: apollo ask {target} ...")
     click.echo(target)
-
-
-def _spare_another(target: Path, video: Path) -> None:
-    """Refuse to overwrite the memory of another video that has the same name.
-
-    Raises:
-        UsageError: there is one.
-    """
-    from apollo_cli.memory_record import read_record
-
-    try:
-        held = Path(read_record(target).path)
-    except MediaError:
-        # There is no memory, or a damaged one.
-        return
-    if held != video:
-        raise UsageError(f"{target} remembers {held}", next_step="choose another name with -o")
 
 
 @click.group()
