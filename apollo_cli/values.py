@@ -193,6 +193,10 @@ class Values:
             self.refuse(key, f"{told}; {error}")
             return None
 
+    def read(self, checks: Mapping[str, Check]) -> dict[str, Any]:
+        """The checked values of keys that may be absent; None for those that are."""
+        return {key: self.get(key, check, None) for key, check in checks.items()}
+
     def refuse(self, key: str, told: str) -> None:
         """Add a fault of a key."""
         self.faults.append(f"{self.where}: {key} {told}")

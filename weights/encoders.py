@@ -5,7 +5,7 @@ from __future__ import annotations
 from typing import Any
 
 from apollo_cli.model.config import EncoderConfig, InternVideo2Config
-from apollo_cli.values import Values, flag, list_of, nothing_or, number, one_of, whole
+from apollo_cli.values import Check, Values, flag, list_of, nothing_or, number, one_of, whole
 from apollo_cli.video.transforms import PixelSpec
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part
 
@@ -15,9 +15,51 @@ DEFAULT_FRAMES_PER_CLIP = 4
 # The original code has the depth of its one InternVideo2 (1B) in the code and not in a config.
 _KNOWN_DEPTHS = {1408: 40}
 _ACTIVATIONS = ("gelu_pytorch_tanh", "gelu", "gelu_new", "quick_gelu", "relu", "silu")
-_LARGEST_SIDE = 4096
+_HEADS, _LARGEST_SIDE = whole(1, 65536), 4096
+# The tensors that tell the shape, and how many dimensions each has.
+_INTERNVIDEO2 = {"patch_embed.proj.weight": 5, "pos_embed": 3, "blocks.0.mlp.fc1.weight": 2}
+_SIGLIP_LAYERS = "vision_model.encoder.layers."
+_SIGLIP = {
+    "vision_model.embeddings.patch_embedding.weight": 4,
+    "vision_model.embeddings.position_embedding.weight": 2,
+    f"{_SIGLIP_LAYERS}0.mlp.fc1.weight": 2,
+}
 
 Tensors = dict[str, TensorInfo]
+
+
+def internvideo2_encoder(name: str, shape: InternVideo2Config) -> EncoderConfig:
+    """An InternVideo2 encoder of a shape; its pixels are made as the original code makes them."""
+    pixels = _pixels(name, shape.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
+    return EncoderConfig(name, "internvideo2", shape.width, shape.grid, pixels, internvideo2=shape)
+
+
+def siglip_encoder(
+    name: str,
+    config: dict[str, Any],
+    depth: int,
+    mean: tuple[float, ...] = HALF,
+    std: tuple[float, ...] = HALF,
+) -> EncoderConfig:
+    """A SigLIP encoder.
+
+    Args:
+        config: as ``transformers`` takes it. depth: layers to run.
+        mean, std: of red, green and blue.
+    """
+    side = config["image_size"] // config["patch_size"]
+    pixels = _pixels(name, config["image_size"], "bicubic", mean, std)
+    grid = (1, side, side)
+    return EncoderConfig(
+        name, "siglip", config["hidden_size"], grid, pixels, siglip=(config, depth)
+    )
+
+
+def _pixels(
+    name: str, size: int, resize: Any, mean: tuple[float, ...], std: tuple[float, ...]
+) -> PixelSpec:
+    red, green, blue = (int(value * 255) for value in mean)
+    return PixelSpec(name, size, resize, (red, green, blue), mean, std)  # pyright: ignore[reportArgumentType]
 
 
 def count_layers(tensors: Tensors, prefix: str) -> int:
@@ -26,25 +68,38 @@ def count_layers(tensors: Tensors, prefix: str) -> int:
     return max((int(n) + 1 for n in found if n.isascii() and n.isdigit() and len(n) < 6), default=0)
 
 
-def shape_of(
-    tensors: Tensors, key: str, dims: int, where: str, faults: list[str]
-) -> tuple[int, ...] | None:
-    """The shape of a tensor with so many dimensions; None is a fault."""
-    if key not in tensors:
-        faults.append(f"{where} lacks the tensor {key}")
-        return None
-    shape = tensors[key].shape
-    if len(shape) == dims and all(shape):
-        return shape
-    faults.append(f"{where}: {key} is {list(shape)}, needed are {dims} dimensions")
-    return None
+def shapes_of(
+    tensors: Tensors, wanted: dict[str, int], where: str, faults: list[str]
+) -> list[tuple[int, ...]] | None:
+    """The shapes of tensors with so many dimensions each; None when one is missing or has others.
+
+    Args:
+        wanted: number of dimensions by name. where: the part, for a message.
+        faults: what is missing or wrong is added.
+    """
+    before = len(faults)
+    for key, dims in wanted.items():
+        shape = tensors[key].shape if key in tensors else None
+        if shape is None:
+            faults.append(f"{where} lacks the tensor {key}")
+        elif len(shape) != dims or not all(shape):
+            faults.append(f"{where}: {key} is {list(shape)}, needed are {dims} dimensions")
+    return [tensors[key].shape for key in wanted] if len(faults) == before else None
 
 
-def agree(config: Values, key: str, found: Any, read: Any = None) -> None:
-    """Check that a value of a config, where it is there and not null, is what the tensors say."""
-    value = config.get(key, nothing_or(read or whole(1)), found)
-    if value is not None and value != found:
+def agree(config: Values, key: str, found: Any, check: Check | None = None) -> Any:
+    """Check that a value of a config is what the tensors say, where it is there and not null.
+
+    Args:
+        found: what the tensors say; None when they cannot tell, so that the config has to.
+    """
+    check = check or whole(1)
+    if found is None:
+        return config.get(key, check)
+    value = config.get(key, nothing_or(check), found)
+    if value not in (None, found):
         config.refuse(key, f"is {value}, and the tensors say {found}")
+    return found
 
 
 class EncoderReader:
@@ -63,23 +118,20 @@ class EncoderReader:
 
     def read(self, name: str) -> EncoderConfig | None:
         """One encoder, known by its name as the original knows it; None is a fault."""
-        lowered = name.lower()
-        if "internvideo" in lowered:
-            return self._internvideo2(name)
-        if "siglip" in lowered:
-            return self._siglip(name)
-        self.faults.append(
-            f"vision encoder {name!r} is unknown (supported are names that contain internvideo "
-            "or siglip)"
-        )
-        return None
-
-    def _parts(self, name: str) -> tuple[str, Tensors, Values, Values]:
-        where = encoder_part(name)
+        kinds = {"internvideo": self._internvideo2, "siglip": self._siglip}
+        read = next((reader for kind, reader in kinds.items() if kind in name.lower()), None)
+        if read is None:
+            self.faults.append(
+                f"vision encoder {name!r} is unknown (supported are names that contain internvideo "
+                "or siglip)"
+            )
+            return None
+        where, before = encoder_part(name), len(self.faults)
         config = Values(self.checkpoint.encoder_configs[name], f"{where}/config.json", self.faults)
-        pixels = self.checkpoint.preprocessor_configs.get(name, {})
         file = f"{where}/preprocessor_config.json"
-        return where, self.checkpoint.tensors[where], config, Values(pixels, file, self.faults)
+        pixels = Values(self.checkpoint.preprocessor_configs.get(name, {}), file, self.faults)
+        found = read(name, self.checkpoint.tensors[where], config, pixels)
+        return found if len(self.faults) == before else None
 
     def _depth(self, config: Values, key: str, declared: int | None, held: int) -> int:
         """Layers to run: all up to the selected one; the ones behind it may be left out."""
@@ -95,141 +147,129 @@ class EncoderReader:
             )
         return run
 
-    def _internvideo2(self, name: str) -> EncoderConfig | None:
-        where, tensors, config, pixels = self._parts(name)
-        before = len(self.faults)
-        kernel = shape_of(tensors, "patch_embed.proj.weight", 5, where, self.faults)
-        positions = shape_of(tensors, "pos_embed", 3, where, self.faults)
-        mlp = shape_of(tensors, "blocks.0.mlp.fc1.weight", 2, where, self.faults)
-        heads = config.get("num_heads", whole(1, 65536))
-        held = count_layers(tensors, "blocks.")
-        if not (kernel and positions and mlp and heads):
+    def _internvideo2(
+        self, name: str, tensors: Tensors, config: Values, pixels: Values
+    ) -> EncoderConfig | None:
+        where = encoder_part(name)
+        shapes = shapes_of(tensors, _INTERNVIDEO2, where, self.faults)
+        heads = config.get("num_heads", _HEADS)
+        if shapes is None or heads is None:
             return None
-        width, _, tubelet, patch, _ = kernel
-        tokens, times = positions[1] - 1, max(1, self.frames // tubelet)
+        (width, _, tubelet, patch, _), (_, positions, _), (mlp_width, _) = shapes
+        tokens, times = positions - 1, max(1, self.frames // tubelet)
         side = round((tokens / times) ** 0.5)
         if self.frames % tubelet or side * side * times != tokens or not side:
             self.faults.append(
                 f"{where}: {tokens} positions do not fit clips of {self.frames} frames "
                 f"(tubelet {tubelet}) on a square grid"
             )
-        sizes = {"d_model": width, "patch_size": patch, "tubelet_size": tubelet}
-        sizes |= {"img_size": side * patch, "num_frames": self.frames}
-        for key, found in sizes.items():
+        for key, found in {
+            "d_model": width,
+            "patch_size": patch,
+            "tubelet_size": tubelet,
+            "img_size": side * patch,
+            "num_frames": self.frames,
+        }.items():
             agree(config, key, found)
+        held = count_layers(tensors, "blocks.")
         declared = config.get("depth", nothing_or(whole(1, 1000)), None) or _KNOWN_DEPTHS.get(width)
         if declared is None and self.select < -1:
             self.notes.append(f"{config.where} has no depth: its file is taken to hold all {held}")
+        _check_heads(config, "num_heads", heads, width)
+        size = _square(side * patch)
+        # The original has these values in its code: a file that says something else is refused.
+        for part, checks in {
+            "Resize": {"size": size, "interpolation": one_of("bilinear")},
+            "CenterCrop": {"size": size},
+            "ClipToTensor": {"div_255": one_of(True)},
+            "Normalize": {"mean": _exactly(IMAGENET_MEAN), "std": _exactly(IMAGENET_STD)},
+        }.items():
+            pixels.inside(part).read(checks)
         shape = InternVideo2Config(
             width=width,
             heads=heads,
-            mlp_width=mlp[0],
+            mlp_width=mlp_width,
             depth=self._depth(config, "depth", declared, held),
             image_size=side * patch,
             patch_size=patch,
             frames=self.frames,
             tubelet=tubelet,
-            tanh_gelu=self._is_fused(config),
+            tanh_gelu=_is_fused(config),
         )
-        if width % heads:
-            config.refuse("num_heads", f"is {heads}, which does not divide the width {width}")
-        self._check_transforms(pixels, shape.image_size)
-        if len(self.faults) > before:
-            return None
-        red, green, blue = (int(mean * 255) for mean in IMAGENET_MEAN)
-        spec = PixelSpec(
-            name, shape.image_size, "bilinear", (red, green, blue), IMAGENET_MEAN, IMAGENET_STD
-        )
-        return EncoderConfig(name, "internvideo2", width, shape.grid, spec, internvideo2=shape)
+        return internvideo2_encoder(name, shape)
 
-    def _is_fused(self, config: Values) -> bool:
-        """Whether the fused kernels of the original made these weights; it takes all or none."""
-        keys = [k for k in ("use_fused_mlp", "use_flash_attn", "use_fused_rmsnorm") if k in config]
-        found = [config.get(key, flag) for key in keys]
-        if len(set(found)) > 1:
-            config.refuse(keys[0], f"is {found[0]}, and {' and '.join(keys[1:])} must be the same")
-        return bool(found and found[0])
-
-    def _check_transforms(self, pixels: Values, size: int) -> None:
-        """The original has these values in its code: a file that says something else is refused."""
-        resize, crop = pixels.inside("Resize"), pixels.inside("CenterCrop")
-        square = _square(size)
-        resize.get("size", square, None)
-        resize.get("interpolation", one_of("bilinear"), None)
-        crop.get("size", square, None)
-        pixels.inside("ClipToTensor").get("div_255", one_of(True), None)
-        normal = pixels.inside("Normalize")
-        for key, wanted in (("mean", IMAGENET_MEAN), ("std", IMAGENET_STD)):
-            found = normal.get(key, list_of(number(0, 1), count=3), wanted)
-            if found is not None and found != wanted:
-                normal.refuse(key, f"is {list(found)}; read is {list(wanted)}")
-
-    def _siglip(self, name: str) -> EncoderConfig | None:
-        where, tensors, config, preprocessor = self._parts(name)
-        before, prefix = len(self.faults), "vision_model.encoder.layers."
-        embeddings = "vision_model.embeddings."
-        faults = self.faults
-        kernel = shape_of(tensors, f"{embeddings}patch_embedding.weight", 4, where, faults)
-        positions = shape_of(tensors, f"{embeddings}position_embedding.weight", 2, where, faults)
-        mlp = shape_of(tensors, f"{prefix}0.mlp.fc1.weight", 2, where, faults)
+    def _siglip(
+        self, name: str, tensors: Tensors, config: Values, pixels: Values
+    ) -> EncoderConfig | None:
+        shapes = shapes_of(tensors, _SIGLIP, encoder_part(name), self.faults)
         size = config.get("image_size", whole(1, _LARGEST_SIDE))
-        heads = config.get("num_attention_heads", whole(1, 65536))
+        heads = config.get("num_attention_heads", _HEADS)
         declared = config.get("num_hidden_layers", whole(1, 1000))
         config.get("model_type", one_of("siglip_vision_model", "siglip"), None)
-        if not (kernel and positions and mlp and size and heads and declared):
+        if shapes is None or not (size and heads and declared):
             return None
-        width, _, patch, _ = kernel
-        side = size // patch
-        for key, found in (
-            ("hidden_size", width),
-            ("patch_size", patch),
-            ("intermediate_size", mlp[0]),
-            ("num_channels", 3),
-        ):
+        (width, _, patch, _), (positions, _), (mlp_width, _) = shapes
+        sizes = {"hidden_size": width, "patch_size": patch, "intermediate_size": mlp_width}
+        for key, found in {**sizes, "num_channels": 3}.items():
             agree(config, key, found)
-        if side * side != positions[0]:
-            config.refuse(
-                "image_size",
-                f"is {size}: {side} x {side} patches, and the tensors have {positions[0]}",
-            )
-        if width % heads:
-            config.refuse(
-                "num_attention_heads", f"is {heads}, which does not divide the width {width}"
-            )
+        side = size // patch
+        if side * side != positions:
+            told = f"is {size}: {side} x {side} patches, and the tensors have {positions}"
+            config.refuse("image_size", told)
+        _check_heads(config, "num_attention_heads", heads, width)
         ours = {
-            "hidden_size": width,
-            "patch_size": patch,
-            "intermediate_size": mlp[0],
+            **sizes,
             "image_size": size,
             "num_attention_heads": heads,
             "hidden_act": config.get("hidden_act", one_of(*_ACTIVATIONS), _ACTIVATIONS[0]),
             "layer_norm_eps": config.get("layer_norm_eps", number(0, 1, above=True), 1e-6),
         }
-        held = count_layers(tensors, prefix)
-        depth = self._depth(config, "num_hidden_layers", declared, held)
-        spec = self._siglip_pixels(name, size, preprocessor)
-        if len(self.faults) > before:
-            return None
-        return EncoderConfig(name, "siglip", width, (1, side, side), spec, siglip=(ours, depth))
-
-    def _siglip_pixels(self, name: str, size: int, pixels: Values) -> PixelSpec:
-        for key in ("do_resize", "do_rescale", "do_normalize"):
-            pixels.get(key, one_of(True), None)
-        # Pillow's number for bicubic.
-        pixels.get("resample", one_of(3), None)
-        scale = pixels.get("rescale_factor", number(0, 1), 1 / 255)
-        if scale is not None and abs(scale * 255 - 1) > 1e-6:
-            pixels.refuse("rescale_factor", f"is {scale}; read is 1/255")
-        pixels.get("size", _square(size), None)
-        for key in ("do_center_crop", "do_pad"):
-            pixels.get(key, nothing_or(one_of(False)), None)
-        mean = pixels.get("image_mean", list_of(number(0, 1), count=3), HALF)
-        std = pixels.get("image_std", list_of(number(0, 1000, above=True), count=3), HALF)
-        red, green, blue = (int(value * 255) for value in mean or HALF)
-        return PixelSpec(name, size, "bicubic", (red, green, blue), mean or HALF, std or HALF)
+        depth = self._depth(
+            config, "num_hidden_layers", declared, count_layers(tensors, _SIGLIP_LAYERS)
+        )
+        told = pixels.read(
+            {
+                **dict.fromkeys(("do_resize", "do_rescale", "do_normalize"), one_of(True)),
+                **dict.fromkeys(("do_center_crop", "do_pad"), nothing_or(one_of(False))),
+                # Pillow's number for bicubic.
+                "resample": one_of(3),
+                "rescale_factor": number((1 - 1e-6) / 255, (1 + 1e-6) / 255),
+                "size": _square(size),
+                "image_mean": list_of(number(0, 1), count=3),
+                "image_std": list_of(number(0, 1000, above=True), count=3),
+            }
+        )
+        return siglip_encoder(
+            name, ours, depth, told["image_mean"] or HALF, told["image_std"] or HALF
+        )
 
 
-def _square(size: int) -> Any:
+def _check_heads(config: Values, key: str, heads: int, width: int) -> None:
+    if width % heads:
+        config.refuse(key, f"is {heads}, which does not divide the width {width}")
+
+
+def _is_fused(config: Values) -> bool:
+    """Whether the fused kernels of the original made these weights; it takes all or none."""
+    keys = [k for k in ("use_fused_mlp", "use_flash_attn", "use_fused_rmsnorm") if k in config]
+    found = [config.get(key, flag) for key in keys]
+    if len(set(found)) > 1:
+        config.refuse(keys[0], f"is {found[0]}, and {' and '.join(keys[1:])} must be the same")
+    return bool(found and found[0])
+
+
+def _exactly(wanted: tuple[float, ...]) -> Check:
+    """A list of these numbers."""
+
+    def check(value: Any) -> Any:
+        if list_of(number(0, 1), count=len(wanted))(value) != wanted:
+            raise ValueError(f"allowed is {list(wanted)}")
+        return wanted
+
+    return check
+
+
+def _square(size: int) -> Check:
     """Any way to write a square of this side: a number, a list of two, an object of sides."""
 
     def check(value: Any) -> Any:

@@ -21,7 +21,7 @@ from apollo_cli.values import (
 )
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import LLM, Checkpoint
-from apollo_cli.weights.encoders import count_layers
+from apollo_cli.weights.encoders import agree, count_layers
 from apollo_cli.weights.shards import EMBEDDING
 
 DEFAULT_CONTEXT = 32768
@@ -29,14 +29,22 @@ _FILE, _GENERATION_FILE = f"{LLM}/config.json", f"{LLM}/generation_config.json"
 _LAYERS, _MOST_TOKENS = "model.layers.", 2**31
 # What stands for "no limit" in configs of tokenizers.
 _NO_LIMIT = 10**31
+_HEADS, _POSITIVE = whole(1, 65536), number(0, 1000, above=True)
+# What these would change is not built here.
+_FIXED: dict[str, Check] = {
+    "model_type": one_of("qwen2"),
+    "use_sliding_window": nothing_or(one_of(False)),
+    "layer_types": nothing_or(list_of(one_of("full_attention"))),
+    "tie_word_embeddings": nothing_or(flag),
+}
 # Ways to turn positions, beyond the plain one, and what shapes them.
 _ROPE: dict[str, Check] = {
     "rope_type": one_of("default", "linear", "dynamic", "yarn"),
     "factor": number(1, 1000),
     "original_max_position_embeddings": whole(1, _MOST_TOKENS),
-    "attention_factor": number(0, 1000, above=True),
-    "beta_fast": number(0, 1000, above=True),
-    "beta_slow": number(0, 1000, above=True),
+    "attention_factor": _POSITIVE,
+    "beta_fast": _POSITIVE,
+    "beta_slow": _POSITIVE,
 }
 
 
@@ -46,16 +54,24 @@ def read_llm(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
     Args:
         checkpoint: as found. faults: what is missing, wrong or not supported is added.
     """
-    config = Values(checkpoint.llm_config, _FILE, faults)
-    # What these would change is not built here.
-    config.get("model_type", one_of("qwen2"), None)
-    config.get("use_sliding_window", nothing_or(one_of(False)), None)
-    config.get("layer_types", nothing_or(list_of(one_of("full_attention"))), None)
-    config.get("tie_word_embeddings", nothing_or(flag), None)
-    sizes = _sizes(config, checkpoint)
+    config, tensors = Values(checkpoint.llm_config, _FILE, faults), checkpoint.tensors[LLM]
+    config.read(_FIXED)
+    shape = tensors[EMBEDDING].shape if EMBEDDING in tensors else ()
+    rows, width = shape if len(shape) == 2 else (None, None)
+    gate = tensors.get(f"{_LAYERS}0.mlp.gate_proj.weight")
+    # A layer in 4 bits is stored as one long row of bytes, which tells nothing of its shape.
+    is_packed = gate is None or len(gate.shape) != 2 or stored_kind(checkpoint) == "4bit"
+    width = agree(config, "hidden_size", width)
     return {
-        **sizes,
-        **_heads(config, checkpoint, sizes["hidden_size"]),
+        "vocab_size": agree(config, "vocab_size", rows),
+        "hidden_size": width,
+        "intermediate_size": agree(
+            config, "intermediate_size", None if is_packed or gate is None else gate.shape[0]
+        ),
+        "num_hidden_layers": agree(
+            config, "num_hidden_layers", count_layers(tensors, _LAYERS) or None
+        ),
+        **_heads(config, checkpoint, width),
         **_rope(config),
         "hidden_act": config.get("hidden_act", one_of("silu")),
         "rms_norm_eps": config.get("rms_norm_eps", number(0, 1, above=True)),
@@ -64,55 +80,29 @@ def read_llm(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
     }
 
 
-def _sizes(config: Values, checkpoint: Checkpoint) -> dict[str, Any]:
-    tensors = checkpoint.tensors[LLM]
-    shape = tensors[EMBEDDING].shape if EMBEDDING in tensors else ()
-    rows, width = shape if len(shape) == 2 else (None, None)
-    gate = tensors.get(f"{_LAYERS}0.mlp.gate_proj.weight")
-    # A layer in 4 bits is stored as one long row of bytes, which tells nothing of its shape.
-    packed = gate is None or len(gate.shape) != 2 or stored_kind(checkpoint) == "4bit"
-    found = {
-        "vocab_size": rows,
-        "hidden_size": width,
-        "intermediate_size": None if packed or gate is None else gate.shape[0],
-        "num_hidden_layers": count_layers(tensors, _LAYERS) or None,
-    }
-    return {key: same_as_tensors(config, key, value) for key, value in found.items()}
-
-
-def same_as_tensors(config: Values, key: str, found: int | None) -> int | None:
-    """A size that a config and the tensors both tell; a config may leave it to the tensors."""
-    if found is None:
-        return config.get(key, whole(1))
-    value = config.get(key, nothing_or(whole(1)), None)
-    if value not in (None, found):
-        config.refuse(key, f"is {value}, and the tensors have {found}")
-    return found
-
-
 def _heads(config: Values, checkpoint: Checkpoint, width: int | None) -> dict[str, Any]:
     tensors = checkpoint.tensors[LLM]
     biases = (tensors.get(f"{_LAYERS}0.self_attn.{name}_proj.bias") for name in "qk")
     queries, keys = (info.elements if info else 0 for info in biases)
-    heads = config.get("num_attention_heads", whole(1, 65536))
-    head = config.get("head_dim", nothing_or(whole(1, 65536)), None)
-    if heads is None or width is None or not queries or not keys:
-        return {"num_attention_heads": heads, "num_key_value_heads": None, "head_dim": head}
-    head = head or width // heads
-    if heads * head != queries or head % 2:
-        config.refuse(
-            "num_attention_heads",
-            f"is {heads}: with {head} values each, they do not fill the {queries} of the tensors",
-        )
-        head = max(head, 1)
-    told = config.get("num_key_value_heads", nothing_or(whole(1, 65536)), None)
-    key_heads = told or keys // head or 1
-    if key_heads * head != keys or heads % key_heads:
-        config.refuse(
-            "num_key_value_heads",
-            f"is {key_heads}: with {head} values each, they do not fill the {keys} of the tensors, "
-            f"or do not divide {heads} heads",
-        )
+    heads = config.get("num_attention_heads", _HEADS)
+    optional = config.read(dict.fromkeys(("head_dim", "num_key_value_heads"), nothing_or(_HEADS)))
+    head, key_heads = optional["head_dim"], optional["num_key_value_heads"]
+    if heads and width and queries and keys:
+        head = head or width // heads
+        if heads * head != queries or head % 2:
+            config.refuse(
+                "num_attention_heads",
+                f"is {heads}: with {head} values each, they do not fill the {queries} of the "
+                "tensors",
+            )
+            head = max(head, 1)
+        key_heads = key_heads or keys // head or 1
+        if key_heads * head != keys or heads % key_heads:
+            config.refuse(
+                "num_key_value_heads",
+                f"is {key_heads}: with {head} values each, they do not fill the {keys} of the "
+                f"tensors, or do not divide {heads} heads",
+            )
     return {"num_attention_heads": heads, "num_key_value_heads": key_heads, "head_dim": head}
 
 
@@ -126,16 +116,14 @@ def _rope(config: Values) -> dict[str, Any]:
     most = config.get("max_position_embeddings", nothing_or(whole(1, _MOST_TOKENS)), None)
     told = {**older, **{k: v for k, v in newer.items() if k != "rope_theta"}}
     if "type" in told:
-        told.setdefault("rope_type", told["type"])
-        del told["type"]
+        told = {"rope_type": told.pop("type"), **told}
     scaling = Values(told, f"{_FILE}: rope_scaling", config.faults)
     for key in told.keys() - _ROPE.keys():
         scaling.refuse(key, f"is not read; allowed are {', '.join(_ROPE)}")
-    kind = scaling.get("rope_type", _ROPE["rope_type"], "default")
     found: dict[str, Any] = {"rope_theta": theta}
     if most is not None:
         found["max_position_embeddings"] = most
-    if kind != "default":
+    if scaling.get("rope_type", _ROPE["rope_type"], "default") != "default":
         read = {key: scaling.get(key, check) for key, check in _ROPE.items() if key in told}
         scaling.get("factor", _ROPE["factor"])
         found["rope_parameters"] = read | {"rope_theta": theta}
@@ -161,24 +149,18 @@ def read_context(checkpoint: Checkpoint, faults: list[str], notes: list[str]) ->
     return min(DEFAULT_CONTEXT, most or DEFAULT_CONTEXT)
 
 
-def _token_ids(vocabulary: int) -> Check:
-    one = whole(0, vocabulary - 1)
+def read_ends(checkpoint: Checkpoint, vocabulary: int, faults: list[str]) -> tuple[int, ...]:
+    """The tokens that end an answer: one id, or a list of them."""
 
     def check(value: Any) -> tuple[int, ...]:
         try:
-            found = list_of(one)(value if isinstance(value, list) else [value])
+            found = list_of(whole(0, vocabulary - 1))(value if isinstance(value, list) else [value])
         except ValueError as error:
             raise ValueError(f"{error}, or a list of such") from None
         if not found:
             raise ValueError("allowed is at least one token")
         return found
 
-    return check
-
-
-def read_ends(checkpoint: Checkpoint, vocabulary: int, faults: list[str]) -> tuple[int, ...]:
-    """The tokens that end an answer."""
-    check = _token_ids(vocabulary)
     config = Values(checkpoint.generation_config, _GENERATION_FILE, faults)
     ends = config.get("eos_token_id", nothing_or(check), None)
     return ends or Values(checkpoint.llm_config, _FILE, faults).get("eos_token_id", check) or ()
@@ -186,7 +168,13 @@ def read_ends(checkpoint: Checkpoint, vocabulary: int, faults: list[str]) -> tup
 
 def read_generation(checkpoint: Checkpoint, faults: list[str]) -> dict[str, Any]:
     """Settings of answers that a checkpoint brings along, as far as they are used."""
-    config = Values(checkpoint.generation_config, _GENERATION_FILE, faults)
-    penalty = config.get("repetition_penalty", nothing_or(number(0, 100, above=True)), None)
-    top_k = config.get("top_k", nothing_or(whole(0, _MOST_TOKENS)), None)
-    return {"repetition_penalty": penalty or 1.0, "top_k": top_k or 0}
+    found = Values(checkpoint.generation_config, _GENERATION_FILE, faults).read(
+        {
+            "repetition_penalty": nothing_or(number(0, 100, above=True)),
+            "top_k": nothing_or(whole(0, _MOST_TOKENS)),
+        }
+    )
+    return {
+        "repetition_penalty": found["repetition_penalty"] or 1.0,
+        "top_k": found["top_k"] or 0,
+    }

@@ -11,7 +11,6 @@ from __future__ import annotations
 import re
 import tomllib
 from dataclasses import dataclass
-from functools import cache
 from math import prod
 from pathlib import Path
 from typing import Any
@@ -28,17 +27,15 @@ from apollo_cli.model.config import (
 )
 from apollo_cli.model.prompt import TEMPLATES
 from apollo_cli.values import Values, any_text, list_of, nothing_or, number, one_of, whole
-from apollo_cli.video.transforms import PixelSpec
 from apollo_cli.weights.checkpoint import CONNECTOR, TOWER, Checkpoint, TensorInfo
 from apollo_cli.weights.encoders import (
     DEFAULT_FRAMES_PER_CLIP,
-    HALF,
-    IMAGENET_MEAN,
-    IMAGENET_STD,
     EncoderReader,
     agree,
     count_layers,
-    shape_of,
+    internvideo2_encoder,
+    shapes_of,
+    siglip_encoder,
 )
 from apollo_cli.weights.language import read_context, read_ends, read_generation, read_llm
 from apollo_cli.weights.registry import ModelEntry
@@ -48,6 +45,21 @@ LONGEST_CLIP_SECONDS = 3600
 _TABLE = Path(__file__).parent / "shapes.toml"
 _MOST_FRAMES = 256
 _GRID = list_of(whole(1), count=3)
+
+# The tensors that tell the shape of the Perceiver, and how many dimensions each has.
+_PERCEIVER = {
+    "resampler.layers.0.self_attn.q_proj.weight": 2,
+    "resampler.layers.0.self_attn.k_proj.weight": 2,
+    "resampler.layers.0.mlp.gate_proj.weight": 2,
+    "resampler.latents": 2,
+}
+# Projectors of the original code that are not built here, by how their tensors begin.
+_OTHER_PROJECTORS = {
+    "proj.gate_proj.": "perceiver_mlp",
+    "proj.layer1.": "conv2d",
+    "proj.s1.": "stc",
+    "proj.readout.": "stc",
+}
 
 Tensors = dict[str, TensorInfo]
 
@@ -86,7 +98,7 @@ def _read(checkpoint: Checkpoint, faults: list[str]) -> NetworkConfig | None:
         tower = Values(checkpoint.tower_config, f"{TOWER}/config.json", faults)
         agree(tower, "num_vision_encoders", len(encoders))
         _note_grid(tower, "token_output_shape", common_grid(encoders), notes)
-        connector = _ConnectorReader(checkpoint, encoders, faults, notes).read()
+        connector = _read_connector(checkpoint, encoders, faults, notes)
     llm = read_llm(checkpoint, faults)
     context = read_context(checkpoint, faults, notes)
     ends = read_ends(checkpoint, llm["vocab_size"] or 1, faults)
@@ -131,129 +143,97 @@ def _note_grid(config: Values, key: str, grid: tuple[int, int, int], notes: list
         )
 
 
-class _ConnectorReader:
-    """Reads the connector of one checkpoint."""
+def _read_connector(
+    checkpoint: Checkpoint, encoders: list[EncoderConfig], faults: list[str], notes: list[str]
+) -> ConnectorConfig | None:
+    tensors, before = checkpoint.tensors[CONNECTOR], len(faults)
+    config = Values(checkpoint.connector_config, f"{CONNECTOR}/config.json", faults)
+    for begin, name in _OTHER_PROJECTORS.items():
+        if any(key.startswith(begin) for key in tensors):
+            faults.append(f"{CONNECTOR} has a {name} projector, which is not supported")
+            break
+    first = shapes_of(tensors, {"proj.0.weight": 2}, CONNECTOR, faults)
+    if first is None:
+        return None
+    text_width, vision_width = first[0]
+    widths = sum(encoder.width for encoder in encoders)
+    if widths != vision_width:
+        faults.append(f"{CONNECTOR} takes {vision_width} channels, the encoders give {widths}")
+    grid = common_grid(encoders)
+    agree(config, "vision_hidden_size", vision_width)
+    agree(config, "text_hidden_size", text_width)
+    config.get("hidden_act", one_of("silu"), None)
+    integration = config.get("integration", one_of(*INTEGRATIONS), "timestamps")
+    resampler = _read_resampler(config, tensors, notes)
+    if resampler == "perciver":
+        # It takes any number of tokens: the key tells only what the training had.
+        _note_grid(config, "token_input_shape", grid, notes)
+        shape = _read_perceiver(config, tensors, text_width)
+    else:
+        agree(config, "token_input_shape", grid, _GRID)
+        shape = {"tokens_per_clip": config.get("num_output_tokens", whole(1, prod(grid)))}
+    projector = _read_projector(config, tensors)
+    if shape is None or len(faults) > before:
+        return None
+    return ConnectorConfig(
+        vision_width=vision_width,
+        text_width=text_width,
+        projector=projector,
+        resampler=resampler,
+        grid=grid,
+        integration=integration,
+        **shape,
+    )
 
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        encoders: list[EncoderConfig],
-        faults: list[str],
-        notes: list[str],
-    ) -> None:
-        self.tensors: Tensors = checkpoint.tensors[CONNECTOR]
-        self.config = Values(checkpoint.connector_config, f"{CONNECTOR}/config.json", faults)
-        self.encoders, self.faults, self.notes = encoders, faults, notes
 
-    def read(self) -> ConnectorConfig | None:
-        self._refuse_other_projectors()
-        first = self._shape("proj.0.weight")
-        if first is None:
-            return None
-        text_width, vision_width = first
-        widths = sum(encoder.width for encoder in self.encoders)
-        if widths != vision_width:
-            self.faults.append(
-                f"{CONNECTOR} takes {vision_width} channels, the encoders give {widths}"
-            )
-        grid = common_grid(self.encoders)
-        agree(self.config, "vision_hidden_size", vision_width)
-        agree(self.config, "text_hidden_size", text_width)
-        self.config.get("hidden_act", one_of("silu"), None)
-        integration = self.config.get("integration", one_of(*INTEGRATIONS), "timestamps")
-        resampler = self._resampler()
-        if resampler == "perciver":
-            # It takes any number of tokens: the key tells only what the training had.
-            _note_grid(self.config, "token_input_shape", grid, self.notes)
-            shape = self._perceiver(text_width)
-        else:
-            agree(self.config, "token_input_shape", grid, _GRID)
-            shape = {"tokens_per_clip": self.config.get("num_output_tokens", whole(1, prod(grid)))}
-        projector = self._projector()
-        if shape is None or self.faults:
-            return None
-        return ConnectorConfig(
-            vision_width=vision_width,
-            text_width=text_width,
-            projector=projector,
-            resampler=resampler,
-            grid=grid,
-            integration=integration,
-            **shape,
+def _read_projector(config: Values, tensors: Tensors) -> str:
+    keys = [key for key in tensors if re.fullmatch(r"proj\.\d+\.weight", key)]
+    found = "linear" if len(keys) == 1 else f"mlp{len(keys)}x_gelu"
+    told = config.get("projector_type", nothing_or(any_text), found)
+    # The same layers under another name: one layer is "linear" for the original.
+    if told is not None and told != found and (told, found) != ("mlp1x_gelu", "linear"):
+        config.refuse("projector_type", f"is {told[:60]!r}, and the tensors say {found}")
+    return found
+
+
+def _read_resampler(config: Values, tensors: Tensors, notes: list[str]) -> str:
+    """The original takes any name that it does not know for the Perceiver."""
+    told = config.get("resampler_type", nothing_or(any_text), None) or ""
+    if told in RESAMPLERS:
+        return told
+    said = f"is {told[:60]!r}" if told else "is missing"
+    if "resampler.latents" in tensors:
+        notes.append(f"{config.where}: resampler_type {said}; the tensors are the Perceiver's")
+    else:
+        config.refuse("resampler_type", f"{said}; allowed are {', '.join(RESAMPLERS)}")
+    return "perciver"
+
+
+def _read_perceiver(config: Values, tensors: Tensors, width: int) -> dict[str, Any] | None:
+    shapes = shapes_of(tensors, _PERCEIVER, CONNECTOR, config.faults)
+    heads = config.get("resampler_n_heads", whole(1, 65536))
+    if shapes is None or heads is None:
+        return None
+    (queries, _), (keys, _), (gates, _), (latents, _) = shapes
+    told = config.get("resampler_head_dim", nothing_or(whole(1, 65536)), None)
+    head = told or queries // heads or 1
+    if head * heads != queries or keys % head or heads % max(1, keys // head):
+        config.refuse(
+            "resampler_n_heads",
+            f"is {heads}: with resampler_head_dim {head}, they do not fill the {queries} "
+            f"query rows and {keys} key rows of the tensors",
         )
-
-    def _shape(self, key: str) -> tuple[int, ...] | None:
-        return shape_of(self.tensors, key, 2, CONNECTOR, self.faults)
-
-    def _projector(self) -> str:
-        keys = [key for key in self.tensors if re.fullmatch(r"proj\.\d+\.weight", key)]
-        found = "linear" if len(keys) == 1 else f"mlp{len(keys)}x_gelu"
-        told = self.config.get("projector_type", nothing_or(any_text), found)
-        # The same layers under another name: one layer is "linear" for the original.
-        if told is not None and told != found and (told, found) != ("mlp1x_gelu", "linear"):
-            self.config.refuse("projector_type", f"is {told[:60]!r}, and the tensors say {found}")
-        return found
-
-    def _resampler(self) -> str:
-        """The original takes any name that it does not know for the Perceiver."""
-        told = self.config.get("resampler_type", nothing_or(any_text), None) or ""
-        is_perceiver = "resampler.latents" in self.tensors
-        if told in RESAMPLERS:
-            return told
-        if is_perceiver:
-            said = f"is {told[:60]!r}" if told else "is missing"
-            self.notes.append(
-                f"{self.config.where}: resampler_type {said}; the tensors are the Perceiver's"
-            )
-        else:
-            self.config.refuse(
-                "resampler_type", f"is {told[:60]!r}; allowed are {', '.join(RESAMPLERS)}"
-            )
-        return "perciver"
-
-    def _perceiver(self, width: int) -> dict[str, Any] | None:
-        layer, config = "resampler.layers.0.", self.config
-        queries = self._shape(f"{layer}self_attn.q_proj.weight")
-        keys = self._shape(f"{layer}self_attn.k_proj.weight")
-        gates = self._shape(f"{layer}mlp.gate_proj.weight")
-        latents = self._shape("resampler.latents")
-        heads = config.get("resampler_n_heads", whole(1, 65536))
-        if not (queries and keys and gates and latents and heads):
-            return None
-        told = config.get("resampler_head_dim", nothing_or(whole(1, 65536)), None)
-        head = told or queries[0] // heads or 1
-        if head * heads != queries[0] or keys[0] % head or heads % max(1, keys[0] // head):
-            config.refuse(
-                "resampler_n_heads",
-                f"is {heads}: with resampler_head_dim {head}, they do not fill the {queries[0]} "
-                f"query rows and {keys[0]} key rows of the tensors",
-            )
-        if gates[0] % width:
-            self.faults.append(f"{CONNECTOR}: {gates[0]} gate rows are no multiple of {width}")
-        found = {
-            "tokens_per_clip": latents[0],
-            "depth": count_layers(self.tensors, "resampler.layers."),
-            "heads": heads,
-            "head_width": head,
-            "key_heads": keys[0] // head,
-            "ff_multi": gates[0] // width,
-        }
-        agree(config, "num_output_tokens", found["tokens_per_clip"])
-        agree(config, "resampler_depth", found["depth"])
-        agree(config, "num_key_value_heads", found["key_heads"])
-        agree(config, "ff_multi", found["ff_multi"])
-        return found
-
-    def _refuse_other_projectors(self) -> None:
-        for key, name in (
-            ("proj.gate_proj.", "perceiver_mlp"),
-            ("proj.layer1.", "conv2d"),
-            ("proj.s1.", "stc"),
-            ("proj.readout.", "stc"),
-        ):
-            if any(tensor.startswith(key) for tensor in self.tensors):
-                self.faults.append(f"{CONNECTOR} has a {name} projector, which is not supported")
-                return
+    if gates % width:
+        config.faults.append(f"{CONNECTOR}: {gates} gate rows are no multiple of {width}")
+    depth = count_layers(tensors, "resampler.layers.")
+    return {
+        "tokens_per_clip": agree(config, "num_output_tokens", latents),
+        "depth": agree(config, "resampler_depth", depth),
+        "heads": heads,
+        "head_width": head,
+        "key_heads": agree(config, "num_key_value_heads", keys // head),
+        "ff_multi": agree(config, "ff_multi", gates // width),
+    }
 
 
 @dataclass(frozen=True)
@@ -268,11 +248,6 @@ class AssumedNetwork:
     assumed: tuple[str, ...]
 
 
-@cache
-def _table() -> dict[str, Any]:
-    return tomllib.loads(_TABLE.read_text("utf-8"))
-
-
 def released_network(entry: ModelEntry) -> AssumedNetwork:
     """The network of a known model that has not been downloaded.
 
@@ -285,8 +260,19 @@ def released_network(entry: ModelEntry) -> AssumedNetwork:
             f"the shape of {entry.name} is not known",
             next_step=f"fetch it first: apollo models pull {entry.name}",
         )
-    table = _table()
-    encoders = (_internvideo2(table), _siglip(table))
+    table = tomllib.loads(_TABLE.read_text("utf-8"))
+    unused_layers = 1 + table["select_layer"]
+    video, image = table["internvideo2"], table["siglip"]
+    depth = video.pop("layers") + unused_layers
+    encoders = (
+        internvideo2_encoder(
+            "internvideo2",
+            InternVideo2Config(depth=depth, frames=table["frames_per_clip"], **video),
+        ),
+        siglip_encoder(
+            "siglip-so400m-patch14-384", image, image["num_hidden_layers"] + unused_layers
+        ),
+    )
     connector = ConnectorConfig(
         vision_width=sum(encoder.width for encoder in encoders),
         text_width=shape.hidden_size,
@@ -315,26 +301,3 @@ def released_network(entry: ModelEntry) -> AssumedNetwork:
         generation={},
     )
     return AssumedNetwork(config, tuple(table["assumed"]))
-
-
-def _internvideo2(table: dict[str, Any]) -> EncoderConfig:
-    row = dict(table["internvideo2"])
-    depth = row.pop("layers") + 1 + table["select_layer"]
-    shape = InternVideo2Config(depth=depth, frames=table["frames_per_clip"], **row)
-    pixels = PixelSpec(
-        "internvideo2", shape.image_size, "bilinear", (123, 116, 103), IMAGENET_MEAN, IMAGENET_STD
-    )
-    return EncoderConfig(
-        "internvideo2", "internvideo2", shape.width, shape.grid, pixels, internvideo2=shape
-    )
-
-
-def _siglip(table: dict[str, Any]) -> EncoderConfig:
-    row = table["siglip"]
-    depth = row["num_hidden_layers"] + 1 + table["select_layer"]
-    size, name = row["image_size"], "siglip-so400m-patch14-384"
-    side = size // row["patch_size"]
-    pixels = PixelSpec(name, size, "bicubic", (127, 127, 127), HALF, HALF)
-    return EncoderConfig(
-        name, "siglip", row["hidden_size"], (1, side, side), pixels, siglip=(dict(row), depth)
-    )
