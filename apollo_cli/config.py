@@ -76,8 +76,9 @@ class Flag:
             return
         elif not self.low <= value <= self.high:
             off = "" if self.off is None else f"{self.off:g}, or "
-            upper = " or more" if self.high == math.inf else f" to {self.high:,.20g}"
-            raise UsageError(f"{self.name} {value:.20g}", f"allowed is {off}{self.low:g}{upper}")
+            upper = " or more" if self.high == math.inf else f" to {self.high:,}"
+            given = value if isinstance(value, int) else f"{value:g}"
+            raise UsageError(f"{self.name} {given}", f"allowed is {off}{self.low:g}{upper}")
 
 
 def flag(name: str, help: str, *, default: Any = None, **more: Any) -> Any:
@@ -168,7 +169,7 @@ class SamplingOptions(Options):
         kind=parse_moment,
         default=0.0,
         low=0,
-        high=1e9,
+        high=10**9,
         unset="the start",
     )
     end_seconds: float | None = flag(

@@ -92,6 +92,12 @@ def test_a_question_is_read_from_stdin_and_a_window_in_seconds_or_minutes(ask: R
         ((CLIP, "one?", "--frames", "3"), 2, "--sampling uniform"),
         ((CLIP, "one?", "--temperature", "-1"), 2, "--temperature"),
         ((CLIP, "one?", "--fps", "1e-300"), 2, "0.001"),
+        (
+            (CLIP, "one?", "--temperature", "0.0002"),
+            2,
+            "--temperature 0.0002; allowed is 0, or 0.001",
+        ),
+        ((CLIP, "one?", "--seed", "-1"), 2, "--seed -1; allowed is 0 to 9,223,372,036,854,775,807"),
         ((CLIP, "one?", "--max-hours", "nan"), 2, "--max-hours"),
         ((CLIP, "one?", "--image-fps", "nan"), 2, "--image-fps"),
         ((CLIP, "one?", "--repetition-penalty", "nan"), 2, "--repetition-penalty"),
