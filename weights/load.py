@@ -17,7 +17,7 @@ from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.weights.bits import QuantKind, stored_kind
-from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part, read_checkpoint
+from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, read_checkpoint
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
     QuantReport,
@@ -96,18 +96,10 @@ def load_model(
     config = config or build_network_config(checkpoint)
     with parameters_on_meta():
         model = ApolloModel(config, kernel=kernel)
-    layers = None
-    if quant is not None:
-        stored = checkpoint.tensors["llm"] if stored_kind(checkpoint) else None
-        layers = place_layers(model.llm, quant, dtype, device=device, stored=stored)
-    parts = ["llm", "mm_connector", *(encoder_part(e.name) for e in config.encoders)]
-    wanted = {part: _wanted(model.part(part)) for part in parts}
-    packed = layers if stored_kind(checkpoint) else None
-    if packed is not None:
-        for name in packed.layers:
-            del wanted["llm"][f"{name}.weight"]
-    _check_shapes(model, checkpoint, wanted, packed)
-    places = _list_places(model, checkpoint, wanted, packed)
+    stored = checkpoint.tensors["llm"] if stored_kind(checkpoint) else None
+    report = place_layers(model.llm, quant, dtype, device=device, stored=stored) if quant else None
+    is_packed = report is not None and stored is not None
+    places = _list_places(model, checkpoint, report if is_packed else None)
     _fill(places, torch.device(device), dtype, on_progress)
     model.llm.tie_weights()
     model.to(device)
@@ -121,89 +113,80 @@ class _Place:
 
     Attributes:
         owner: the module. name: of its parameter; None for a whole stored quantised layer.
-        tensors: what is read for it, by key in the file.
+        tensors: what is read for it, by key in the released layout.
     """
 
     owner: nn.Module
     name: str | None
     tensors: dict[str, TensorInfo]
 
+    @property
+    def position(self) -> tuple[str, int]:
+        """Where its first tensor lies: file and byte."""
+        return min((str(info.file), info.start) for info in self.tensors.values())
+
 
 def _list_places(
-    model: ApolloModel,
-    checkpoint: Checkpoint,
-    wanted: dict[str, dict[str, nn.Parameter]],
-    packed: QuantReport | None,
+    model: ApolloModel, checkpoint: Checkpoint, report: QuantReport | None
 ) -> list[_Place]:
-    """All places in the order of the files, so that each is read forward."""
-    places = []
-    for part, parameters in wanted.items():
-        for key in parameters:
+    """All places in the order of the files, so that each file is read forward.
+
+    Args:
+        report: of a checkpoint that is stored quantised; None of any other.
+
+    Raises:
+        WeightsError: tensors are missing, misshapen or unknown; all are listed.
+    """
+    places, faults, packed = list[_Place](), list[str](), set[str]()
+    for name in report.layers if report else ():
+        parts = stored_parts(name, checkpoint.tensors["llm"])
+        tensors = {f"{name}.{part}": info for part, info in parts.items()}
+        places.append(_Place(model.llm.get_submodule(name), None, tensors))
+        packed |= {*tensors, f"{name}.weight"}
+    if report is not None:
+        faults += check_stored_layers(model.llm, report, checkpoint.tensors["llm"])
+    for part, stored in checkpoint.tensors.items():
+        module = model.part(part)
+        wanted = dict(module.named_parameters(remove_duplicate=False))
+        if part == "llm":
+            # A tied head is one with the embedding and not read.
+            is_tied = model.config.llm["tie_word_embeddings"]
+            left_out = {*packed, TIED_HEAD} if is_tied else packed
+            wanted = {key: value for key, value in wanted.items() if key not in left_out}
+        faults += _part_faults(part, stored, wanted, packed)
+        for key in wanted.keys() & stored.keys():
             owner, _, name = key.rpartition(".")
-            module = model.part(part).get_submodule(owner)
-            places.append(_Place(module, name, {key: checkpoint.tensors[part][key]}))
-    for layer in packed.layers if packed else ():
-        parts = stored_parts(layer, checkpoint.tensors["llm"])
-        tensors = {f"{layer}.{name}": info for name, info in parts.items()}
-        places.append(_Place(model.llm.get_submodule(layer), None, tensors))
-
-    def position(place: _Place) -> tuple[str, int]:
-        return min((str(info.file), info.start) for info in place.tensors.values())
-
-    return sorted(places, key=position)
-
-
-def _wanted(module: nn.Module) -> dict[str, nn.Parameter]:
-    """Parameters to fill; a tied head is one with the embedding and not read."""
-    wanted = dict(module.named_parameters(remove_duplicate=False))
-    embedding = wanted.get("model.embed_tokens.weight")
-    config = getattr(module, "config", None)
-    if embedding is not None and getattr(config, "tie_word_embeddings", False):
-        wanted.pop(TIED_HEAD, None)
-    return wanted
-
-
-def _check_shapes(
-    model: ApolloModel,
-    checkpoint: Checkpoint,
-    wanted: dict[str, dict[str, nn.Parameter]],
-    packed: QuantReport | None,
-) -> None:
-    faults: list[str] = []
-    in_layers: set[str] = set()
-    if packed is not None:
-        stored = checkpoint.tensors["llm"]
-        faults += check_stored_layers(model.llm, packed, stored)
-        in_layers = {f"{n}.{part}" for n in packed.layers for part in stored_parts(n, stored)}
-    for part, parameters in wanted.items():
-        stored = checkpoint.tensors[part]
-        missing = [key for key in parameters if key not in stored]
-        if missing:
-            faults.append(f"{part} lacks {count(len(missing), 'tensor')} ({name_some(missing)})")
-        misshapen = [
-            f"{key} is {list(stored[key].shape)}, needed is {list(parameter.shape)}"
-            for key, parameter in parameters.items()
-            if key in stored and stored[key].shape != tuple(parameter.shape)
-        ]
-        if misshapen:
-            faults.append(f"{part}: {name_some(misshapen)}")
-        odd = [
-            f"{key} is {stored[key].dtype}"
-            for key in parameters
-            if key in stored and stored[key].dtype not in _FLOATS
-        ]
-        if odd:
-            faults.append(f"{part} holds whole numbers without their scales ({name_some(odd)})")
-        unknown = _surprises(part, stored, parameters, in_layers)
-        if unknown:
-            faults.append(
-                f"{part} has {count(len(unknown), 'unknown tensor')} ({name_some(unknown)})"
-            )
+            places.append(_Place(module.get_submodule(owner), name, {key: stored[key]}))
     if faults:
         raise WeightsError(
             f"checkpoint {checkpoint.root} does not fit the network: {'; '.join(faults)}",
             next_step="check that all files come from the same release",
         )
+    return sorted(places, key=lambda place: place.position)
+
+
+def _part_faults(
+    part: str, stored: dict[str, TensorInfo], wanted: dict[str, nn.Parameter], packed: set[str]
+) -> Iterator[str]:
+    missing = [key for key in wanted if key not in stored]
+    if missing:
+        yield f"{part} lacks {count(len(missing), 'tensor')} ({name_some(missing)})"
+    pairs = {key: (stored[key], value.shape) for key, value in wanted.items() if key in stored}
+    misshapen = [
+        f"{key} is {list(info.shape)}, needed is {list(shape)}"
+        for key, (info, shape) in pairs.items()
+        if info.shape != tuple(shape)
+    ]
+    if misshapen:
+        yield f"{part}: {name_some(misshapen)}"
+    odd = [
+        f"{key} is {info.dtype}" for key, (info, _) in pairs.items() if info.dtype not in _FLOATS
+    ]
+    if odd:
+        yield f"{part} holds whole numbers without their scales ({name_some(odd)})"
+    unknown = _surprises(part, stored, wanted, packed)
+    if unknown:
+        yield f"{part} has {count(len(unknown), 'unknown tensor')} ({name_some(unknown)})"
 
 
 def _surprises(
