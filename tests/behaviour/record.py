@@ -229,7 +229,7 @@ def main() -> None:
             RECORDED.mkdir(exist_ok=True)
             (RECORDED / f"{name}.json").write_text(text)
         else:
-            print(text, end="")
+            sys.stdout.write(text)
     shutil.rmtree(home)
 
 
