@@ -16,12 +16,11 @@ from torch import nn
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,
-    EncoderConfig,
     InternVideo2Config,
     NetworkConfig,
 )
 from apollo_cli.model.internvideo2 import InternVideo2
-from apollo_cli.video.transforms import PixelSpec
+from apollo_cli.weights.encoders import internvideo2_encoder, siglip_encoder
 from lab.tokenizer import build_tokenizer, end_token_id
 
 VIDEO_NAME, IMAGE_NAME = "internvideo2-nano", "siglip-nano"
@@ -33,19 +32,6 @@ TOKENS_PER_CLIP, RESAMPLER_DEPTH, RESAMPLER_HEADS, CONTEXT = 8, 2, 4, 1024
 # Words and visual tokens enter the language model equally loud: louder ones drown what early
 # layers write next to them, such as the time of a clip.
 WORD_RMS = 0.15
-
-VIDEO_PIXELS = PixelSpec(
-    VIDEO_NAME,
-    IMAGE_SIZE,
-    "bilinear",
-    (123, 116, 103),
-    (0.485, 0.456, 0.406),
-    (0.229, 0.224, 0.225),
-)
-IMAGE_PIXELS = PixelSpec(
-    IMAGE_NAME, IMAGE_SIZE, "bicubic", (127, 127, 127), (0.5, 0.5, 0.5), (0.5, 0.5, 0.5)
-)
-PIXELS = (VIDEO_PIXELS, IMAGE_PIXELS)
 
 
 def siglip_config() -> dict[str, Any]:
@@ -82,6 +68,18 @@ def internvideo2_config() -> dict[str, Any]:
         "use_fused_mlp": False,
         "use_fused_rmsnorm": False,
     }
+
+
+ENCODERS = (
+    internvideo2_encoder(
+        VIDEO_NAME,
+        InternVideo2Config(
+            VISION_WIDTH, VISION_HEADS, VISION_MLP, VISION_LAYERS, IMAGE_SIZE, PATCH, FRAMES, FRAMES
+        ),
+    ),
+    siglip_encoder(IMAGE_NAME, siglip_config(), VISION_LAYERS),
+)
+PIXELS = tuple(encoder.pixels for encoder in ENCODERS)
 
 
 def connector_config() -> dict[str, Any]:
@@ -130,22 +128,6 @@ def llm_config(vocabulary: int, end_id: int) -> dict[str, Any]:
 
 def network_config(vocabulary: int, end_id: int) -> NetworkConfig:
     """The shape of the network, as the loader would read it from the files."""
-    video = InternVideo2Config(
-        VISION_WIDTH, VISION_HEADS, VISION_MLP, VISION_LAYERS, IMAGE_SIZE, PATCH, FRAMES, FRAMES
-    )
-    encoders = (
-        EncoderConfig(
-            VIDEO_NAME, "internvideo2", VISION_WIDTH, GRID, VIDEO_PIXELS, internvideo2=video
-        ),
-        EncoderConfig(
-            IMAGE_NAME,
-            "siglip",
-            VISION_WIDTH,
-            GRID,
-            IMAGE_PIXELS,
-            siglip=(siglip_config(), VISION_LAYERS),
-        ),
-    )
     connector = ConnectorConfig(
         vision_width=2 * VISION_WIDTH,
         text_width=TEXT_WIDTH,
@@ -162,7 +144,7 @@ def network_config(vocabulary: int, end_id: int) -> NetworkConfig:
     return NetworkConfig(
         clip_seconds=CLIP_SECONDS,
         frames_per_clip=FRAMES,
-        encoders=encoders,
+        encoders=ENCODERS,
         connector=connector,
         llm=llm_config(vocabulary, end_id),
         context=CONTEXT,
@@ -235,8 +217,8 @@ def save_nano(model: ApolloModel, folder: Path, dtype: torch.dtype = torch.float
         "image_processor_type": "SiglipImageProcessor",
         "size": {"height": IMAGE_SIZE, "width": IMAGE_SIZE},
         "resample": 3,
-        "image_mean": list(IMAGE_PIXELS.mean),
-        "image_std": list(IMAGE_PIXELS.std),
+        "image_mean": list(PIXELS[1].mean),
+        "image_std": list(PIXELS[1].std),
     }
     files = {
         "config.json": root_config(llm, dtype),

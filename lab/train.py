@@ -20,15 +20,14 @@ from safetensors.torch import load_file, save_file
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer
-from lab.connector import train_connector
-from lab.data import Videos, clip_times, encode_worlds
-from lab.encoders import train_encoders
-from lab.language import LanguageStage, train_language
+from lab.language import LanguageStage, align_words, seed_language_model, train_language
 from lab.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from lab.optim import Optimiser
-from lab.start import align_words, seed_language_model
+from lab.optimizer import Optimizer
+from lab.questions import EXTRA_KINDS, KINDS
 from lab.tokenizer import build_tokenizer
 from lab.toybox import sample_world
+from lab.videos import Videos, clip_times, encode_worlds
+from lab.vision import train_connector, train_encoders
 
 SEED, KEEP_EVERY = 0, 100
 ENCODER_STEPS, ENCODER_BATCH = 1800, 32
@@ -37,43 +36,17 @@ SHORT_VIDEOS, LONG_VIDEOS = 4000, 3500
 # Seeds of worlds, far apart: nothing trained on is ever tested on.
 SHORT_SEED, LONG_SEED, HELD_OUT_SEED = 1_000_000, 2_000_000, 9_000_000
 
-LOOKUP_WEIGHTS = {"colour": 0.25, "shape": 0.2, "direction": 0.2, "speed": 0.2, "digit": 0.15}
-ALL_WEIGHTS = {
-    "colour": 0.06,
-    "shape": 0.08,
-    "direction": 0.08,
-    "speed": 0.07,
-    "digit": 0.06,
-    "at": 0.17,
-    "when": 0.14,
-    "yesno": 0.16,
-    "choice": 0.15,
-    "describe": 0.03,
-}
-CHOICES_WEIGHTS = {
-    "colour": 0.04,
-    "shape": 0.05,
-    "direction": 0.06,
-    "speed": 0.05,
-    "digit": 0.03,
-    "at": 0.27,
-    "when": 0.15,
-    "yesno": 0.11,
-    "choice": 0.19,
-    "describe": 0.05,
-}
-TIMES_WEIGHTS = {
-    "colour": 0.04,
-    "shape": 0.05,
-    "direction": 0.06,
-    "speed": 0.05,
-    "digit": 0.03,
-    "at": 0.36,
-    "when": 0.24,
-    "yesno": 0.08,
-    "choice": 0.06,
-    "describe": 0.03,
-}
+
+def _shares(*percent: int) -> dict[str, float]:
+    """The share of each kind of question, in the order of ``KINDS`` and ``EXTRA_KINDS``."""
+    kinds = (*KINDS, *EXTRA_KINDS)
+    return {kind: value / 100 for kind, value in zip(kinds, percent, strict=False)}
+
+
+LOOKUP_WEIGHTS = _shares(25, 20, 20, 20, 15)
+ALL_WEIGHTS = _shares(6, 8, 8, 7, 6, 17, 14, 16, 15, 3)
+CHOICES_WEIGHTS = _shares(4, 5, 6, 5, 3, 27, 15, 11, 19, 5)
+TIMES_WEIGHTS = _shares(4, 5, 6, 5, 3, 36, 24, 8, 6, 3)
 STAGES = (
     LanguageStage("lookups", 500, LOOKUP_WEIGHTS, 0.015, 2e-3, token_budget=1500),
     LanguageStage("short", 700, ALL_WEIGHTS, 0.012, 1.5e-3, token_budget=1800),
@@ -141,7 +114,7 @@ class Workshop:
 def save_weights(
     model: ApolloModel, path: Path, extra: dict[str, torch.Tensor] | None = None
 ) -> None:
-    """Write all parameters, and perhaps an optimiser's state, as float32 safetensors."""
+    """Write all parameters, and perhaps an optimizer's state, as float32 safetensors."""
     tensors = {f"model.{k}": v.detach().contiguous() for k, v in model.named_parameters()}
     tensors |= {f"optimiser.{k}": v.contiguous() for k, v in (extra or {}).items()}
     partial = path.with_suffix(".writing")
@@ -150,7 +123,7 @@ def save_weights(
 
 
 def load_weights(model: ApolloModel, path: Path) -> dict[str, torch.Tensor]:
-    """Read parameters back in place; return the optimiser's state, if there is one."""
+    """Read parameters back in place; return the optimizer's state, if there is one."""
     tensors = load_file(path)
     with torch.no_grad():
         for name, parameter in model.named_parameters():
@@ -164,9 +137,9 @@ def run_language(shop: Workshop, stage: LanguageStage, videos: Videos, seed: int
     partial = shop.path(f"{stage.name}-partial")
     state = load_weights(shop.model, partial) if partial.is_file() else None
 
-    def keep(optimiser: Optimiser) -> None:
-        if optimiser.done % KEEP_EVERY == 0:
-            save_weights(shop.model, partial, optimiser.state())
+    def keep(optimizer: Optimizer) -> None:
+        if optimizer.done % KEEP_EVERY == 0:
+            save_weights(shop.model, partial, optimizer.state())
 
     train_language(
         shop.model, videos, shop.builder, stage, seed=seed, log=shop.log, resume=state, keep=keep

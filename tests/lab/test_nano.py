@@ -12,19 +12,21 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.model.tokenizer import TextTokenizer
 from apollo_cli.weights.load import load_model
-from lab.connector import train_connector
-from lab.data import Videos, ask_many, clip_times, pack_questions
 from lab.language import (
     LanguageStage,
+    align_words,
     answer_logits,
+    seed_distance,
     train_language,
+    word_directions,
 )
 from lab.network import CLIP_SECONDS, TOKENS_PER_CLIP, build_nano, save_nano
-from lab.optim import Optimiser
-from lab.start import align_words, seed_distance, word_directions
+from lab.optimizer import Optimizer
 from lab.tokenizer import build_tokenizer
 from lab.toybox import sample_world
 from lab.train import load_weights, save_weights
+from lab.videos import Videos, ask_many, clip_times, pack_questions
+from lab.vision import train_connector
 
 WEIGHTS = {"colour": 0.5, "shape": 0.5}
 
@@ -72,9 +74,9 @@ def losses(
     lines: list[str] = []
     stage = LanguageStage("test", steps, WEIGHTS, 0.02, 2e-3, token_budget=300, questions=4)
 
-    def keep(optimiser: Optimiser) -> None:
-        if keep_at is not None and optimiser.done == steps // 2:
-            save_weights(model, keep_at, optimiser.state())
+    def keep(optimizer: Optimizer) -> None:
+        if keep_at is not None and optimizer.done == steps // 2:
+            save_weights(model, keep_at, optimizer.state())
 
     train_language(
         model,

@@ -8,7 +8,6 @@ import av
 import numpy as np
 import pytest
 
-from lab.clips import CLASSES, MOTIONS, label_patches
 from lab.phrases import KIND_PATTERNS
 from lab.questions import (
     EXTRA_KINDS,
@@ -29,6 +28,7 @@ from lab.toybox import (
     with_new_shape,
     write_video,
 )
+from lab.videos import CLASSES, MOTIONS, label_patches
 
 SEEDS = range(40)
 

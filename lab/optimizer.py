@@ -1,4 +1,4 @@
-"""The optimiser of every stage: Muon for hidden matrices, AdamW for the rest."""
+"""The optimizer of every stage: Muon for hidden matrices, AdamW for the rest."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from torch import nn
 WARM_UP_STEPS, LAST_SHARE, CLIP_NORM, WEIGHT_DECAY = 30, 0.03, 1.0, 0.02
 
 
-class Optimiser:
+class Optimizer:
     """Warm-up, then a cosine down to a small rest, over a known number of steps.
 
     Args:
