@@ -302,8 +302,7 @@ def _given_up(run: Run, wanted: Settings, taken: Settings) -> tuple[str, ...]:
         "prefill_chunk": f"the prompt is read {taken.prefill_chunk} tokens at a time instead of "
         f"{wanted.prefill_chunk}, which is slower",
         "quant": f"the language model runs in {taken.quant} instead of "
-        f"{wanted.quant or run.dtype}: answers may differ "
-        "(apollo models verify NAME --quant shows how much)",
+        f"{wanted.quant or run.dtype}: answers may differ",
         "clips": f"{fewer} instead of {wanted.clips}",
     }
     return tuple(

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import sys
-from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -15,13 +14,12 @@ from apollo_cli.commands.output import (
     format_bytes,
     progress,
     say,
-    silent,
     write_facts,
     write_json,
     write_table,
 )
 from apollo_cli.errors import UsageError, WeightsError
-from apollo_cli.words import count, percent
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.weights.hub import PullPlan
@@ -198,70 +196,27 @@ def _confirmed(question: str, verb: str) -> bool:
 
 @models.command("verify")
 @name_argument
-@click.option(
-    "--quant",
-    type=click.Choice(["4bit", "8bit"]),
-    show_default="no comparison",
-    help="Compare answers in fewer bits as well.",
-)
 @json_option
 @click.pass_context
-def verify_command(context: click.Context, name: str, quant: str | None, as_json: bool) -> None:
-    """Check that a model is complete and unchanged since it was fetched.
-
-    With --quant, it is also loaded in full and in fewer bits, and both score the same answers:
-    how many tokens agree, and how far the numbers behind them are apart.
-    """
+def verify_command(context: click.Context, name: str, as_json: bool) -> None:
+    """Check that a model is complete and unchanged since it was fetched."""
     from apollo_cli.weights.registry import resolve
     from apollo_cli.weights.store import verify
 
     report = verify(resolve(name), on_file=None if as_json else say)
-    facts = asdict(report) | {"ok": report.ok}
-    if as_json and not report.ok:
-        write_json(facts)
-        context.exit(WeightsError.exit_code)
+    if as_json:
+        write_json(asdict(report) | {"ok": report.ok})
+        context.exit(0 if report.ok else WeightsError.exit_code)
     if not report.ok:
         raise WeightsError(
             f"{report.folder}: {'; '.join(report.faults)}",
             "",
             f"apollo models pull {name} fetches what is missing",
         )
-    agreement = _compare(report.folder, quant, as_json) if quant else None
-    if as_json:
-        write_json(facts | ({"agreement": agreement} if agreement else {}))
-        return
     hashed = (
         f"hashes agree ({count(report.hashed, 'file')})" if report.hashed else "no hashes were kept"
     )
     click.echo(f"ok: {report.folder} is complete, {hashed}")
-    if agreement:
-        click.echo(
-            f"{quant}: {percent(agreement['same'], 1)} of {agreement['tokens']} tokens are those "
-            f"of {agreement['dtype']}; logits differ by {agreement['distance']:.3f} of their "
-            f"length, {agreement['divergence']:.4f} nats a token"
-        )
-        if agreement["whole"]:
-            say(f"left whole, since their shape cannot be quantised: {_few(agreement['whole'])}")
-
-
-def _compare(folder: Path, quant: Any, quiet: bool) -> dict[str, Any]:
-    import torch
-
-    from apollo_cli.hardware import choose_device
-    from apollo_cli.weights.agreement import measure_agreement
-
-    hardware = choose_device()
-    dtype = getattr(torch, hardware.dtype)
-    report = silent if quiet else say
-    return asdict(
-        measure_agreement(folder, quant, device=hardware.device, dtype=dtype, on_progress=report)
-    )
-
-
-def _few(names: Sequence[str]) -> str:
-    from apollo_cli.weights.shards import name_some
-
-    return name_some(list(names))
 
 
 @models.command("quantize")
@@ -291,7 +246,10 @@ def quantize_command(name: str, quant: Any, output: Path, as_json: bool) -> None
             on_progress=lambda done, total: report("load", done, total),
         )
     if saved.report.whole:
-        say(f"left whole, since their shape cannot be quantised: {_few(saved.report.whole)}")
+        from apollo_cli.weights.shards import name_some
+
+        whole = name_some(list(saved.report.whole))
+        say(f"left whole, since their shape cannot be quantised: {whole}")
     if as_json:
         write_json(asdict(saved))
     else:

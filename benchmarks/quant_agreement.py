@@ -1,4 +1,6 @@
-"""How far a quantised model is from the same one in full: tokens and logits on a bundled probe.
+"""How far a quantised model is from the same one in full: tokens and logits on a small probe.
+
+    python benchmarks/quant_agreement.py [MODEL]
 
 The probe is a few questions of text, and of a clip that is drawn by arithmetic. Both models score
 the answers of the full one, so that one token that differs does not put the rest out of step.
@@ -6,8 +8,9 @@ the answers of the full one, so that one token that differs does not put the res
 
 from __future__ import annotations
 
+import argparse
 import gc
-from collections.abc import Callable
+import sys
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -26,6 +29,8 @@ from apollo_cli.weights.bits import QuantKind, stored_kind
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.load import load_model
 from apollo_cli.weights.quantize import bitsandbytes, report_of
+from apollo_cli.weights.registry import resolve
+from apollo_cli.weights.store import require_local
 
 ANSWER_TOKENS = 24
 TEXTS = (
@@ -79,7 +84,6 @@ def measure_agreement(
     *,
     device: str = "cpu",
     dtype: torch.dtype = torch.float32,
-    on_progress: Callable[[str], None] = lambda _: None,
 ) -> Agreement:
     """Compare a checkpoint with itself in fewer bits; one after the other is in memory.
 
@@ -87,7 +91,6 @@ def measure_agreement(
         folder: a checkpoint that is not quantised.
         kind: ``4bit`` or ``8bit``.
         device: for both. dtype: of the full model, and of what is not quantised.
-        on_progress: called with what is done next.
 
     Raises:
         WeightsError: the checkpoint is damaged, or stored quantised.
@@ -99,12 +102,10 @@ def measure_agreement(
             next_step="verify the checkpoint that it was made from",
         )
     bitsandbytes(device)
-    on_progress("answering in full")
     model, checkpoint = load_model(folder, device=device, dtype=dtype)
     probes = _probe(model, checkpoint.tokenizer)
     del model
     gc.collect()
-    on_progress(f"answering in {kind}")
     model, _ = load_model(folder, device=device, dtype=dtype, quant=kind)
     report = report_of(model.llm)
     full = torch.cat([probe.logits for probe in probes])
@@ -179,3 +180,24 @@ def _drawn_clip(model: ApolloModel) -> dict[str, torch.Tensor]:
         )
         for encoder in config.encoders
     }
+
+
+def main() -> None:
+    """Compare a model in 8 and in 4 bits, and print a line for each."""
+    parser = argparse.ArgumentParser(description="Compare a model with itself in fewer bits.")
+    parser.add_argument("model", nargs="?", default="apollo-nano", help="a name or folder")
+    parser.add_argument("--device", default="cpu")
+    options = parser.parse_args()
+    folder = require_local(resolve(options.model))
+    kinds: tuple[QuantKind, ...] = ("8bit", "4bit")
+    for kind in kinds:
+        found = measure_agreement(folder, kind, device=options.device)
+        sys.stdout.write(
+            f"{kind}: {found.same:.1%} of {found.tokens} tokens are those of {found.dtype}; logits "
+            f"differ by {found.distance:.3f} of their length, {found.divergence:.4f} nats a token; "
+            f"{found.layers} layers, whole: {', '.join(found.whole) or 'none'}\n"
+        )
+
+
+if __name__ == "__main__":
+    main()
