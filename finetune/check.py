@@ -26,12 +26,11 @@ from apollo_cli.finetune.needs import (
     describe_needs,
     list_lacking,
 )
-from apollo_cli.finetune.places import TABLES, list_absent
+from apollo_cli.finetune.places import TABLES, list_absent, tidy, write_obstacle
 from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe, load_recipe, read_recipe
 from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
-from apollo_cli.finetune.words import count, tidy, write_obstacle
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.container import shown
@@ -40,6 +39,7 @@ from apollo_cli.weights.adapter import base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
+from apollo_cli.words import count
 
 _PREVIEWS = 3
 # Kinds that a recipe with faults is not told of: they hang on what it should have said.

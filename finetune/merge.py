@@ -12,7 +12,7 @@ from safetensors import SafetensorError, safe_open
 
 from apollo_cli.atomic import workshop
 from apollo_cli.errors import UsageError, WeightsError
-from apollo_cli.finetune.words import tidy
+from apollo_cli.finetune.places import tidy
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.adapter import Adapter
 from apollo_cli.weights.bits import stored_kind

@@ -24,14 +24,13 @@ from apollo_cli.finetune.estimate import (
     estimate_training,
 )
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.words import count
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.memory_plan import Run
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.video.container import shown
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint
-from apollo_cli.words import apart
+from apollo_cli.words import apart, count
 
 # Side of the matrices by which the speed of a device is felt out; and how often.
 _SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}

@@ -4,13 +4,15 @@ from __future__ import annotations
 
 import os
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, fields
 from pathlib import Path
 from typing import Any
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.data.readers import is_text
+from apollo_cli.finetune.places import describe_place, tidy
+from apollo_cli.finetune.recipe import RATE_KEYS, Recipe, spell
 from apollo_cli.finetune.stages import (
     METHODS,
     SCHEDULES,
@@ -20,8 +22,6 @@ from apollo_cli.finetune.stages import (
     StageName,
     learning_rates,
 )
-from apollo_cli.finetune.values import spell
-from apollo_cli.finetune.words import describe_place, tidy
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.checkpoint import read_checkpoint
 from apollo_cli.weights.locate import TOY
@@ -29,48 +29,6 @@ from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
 
-# What each key is for, in a few words; those of a recipe stand in this order.
-COMMENTS = {
-    "model": "what training starts from: known name, folder or owner/repository",
-    "adapters": "results of earlier runs that are put on the model first",
-    "stage": "1, 2, 3 or custom: which parts may be trained, on which data",
-    "method": "full, lora (small matrices beside frozen weights) or qlora (those in 4 bit)",
-    "train": "parts that learn: llm, connector, encoders",
-    "output": "folder of the result; apollo ask --adapter takes it",
-    "learning_rate": "of the language model",
-    "connector_learning_rate": "of the connector",
-    "encoder_learning_rate": "of the vision encoders",
-    "lora_rank": "inner width of the small matrices: larger learns more and takes more memory",
-    "lora_alpha": "their weight is lora_alpha / lora_rank",
-    "lora_dropout": "share of their inputs that is dropped while training",
-    "lora_encoders": "train small matrices in the encoders instead of all of their weights",
-    "optimizer": "adamw, or adamw8bit, which keeps a quarter of the memory",
-    "weight_decay": "pull of matrices towards zero",
-    "clip_norm": "largest norm of a step's gradients",
-    "warmup_share": "share of the steps in which the rate rises; then it falls along a cosine",
-    "epochs": "passes over the data",
-    "steps": "length of the run; wins over epochs",
-    "batch_size": "samples of one step, over all GPUs",
-    "micro_batch_size": "samples at a time on one GPU: lower it when memory is short",
-    "gradient_checkpointing": "compute layers twice instead of keeping them: slower, far smaller",
-    "length_grouped": "put samples of one length into a batch",
-    "seed": "the same seed gives the same run",
-    "device": "cpu, cuda, mps; left out: the best there is",
-    "dtype": "bfloat16 or float32; left out: what fits the device",
-    "template": "qwen_2 or qwen_1_5; left out: the model's own",
-    "fps": "frames a second inside a clip; left out: the model's own",
-    "max_clips": "most clips of one video",
-    "max_tokens": "longest sample: longer videos are seen more sparsely; left out: the context",
-    "validation_share": "share of the data that is held out and measured, never learned",
-    "validate_every": "steps between measurements",
-    "save_every": "steps between checkpoints; a stopped run goes on from the last one",
-    "keep_checkpoints": "how many are kept",
-    "readers": "threads that read videos ahead",
-    "read_seconds": "a sample that takes longer to read is left out, and said",
-    "images_in_stage_2": "train encoders on images too, against the paper's finding",
-    "cache_features": "encode each video once where encoders and connector do not change",
-    "tensorboard": "write TensorBoard files besides log.jsonl",
-}
 _COLUMN = 36
 
 
@@ -117,7 +75,7 @@ _NOTES: dict[StageName, tuple[str, ...]] = {
 
 def plans_of(schedule: str) -> tuple[Plan, ...]:
     """The recipes of a project: the one to start with, and the stages of a schedule in a row."""
-    steps = SCHEDULES[schedule].steps
+    steps = SCHEDULES[schedule]
     plans = [SFT]
     for number, (stage, train) in enumerate(steps, start=1):
         plans.append(
@@ -212,10 +170,11 @@ def render(
         llm_values: size of its language model, for the learning rates; None leaves them out.
     """
     lines = [f"# {plan.title}", f"# Check it first: apollo finetune check {plan.file}", ""]
+    comments = {f.name: f.metadata.get("comment", "") for f in fields(Recipe)}
     for key, value in _rows(plan, model, method, llm_values).items():
         entry = f"{key} = {value if key.endswith('learning_rate') else spell(value)}"
         gap = " " * max(2, _COLUMN - len(entry))
-        lines.append(f"{entry}{gap}# {COMMENTS[key]}")
+        lines.append(f"{entry}{gap}# {comments[key]}")
     lines += ["", "# What it learns from: our JSONL, LLaVA or LLaMA-Factory JSON, or CSV."]
     lines += [f"# {note}" for note in plan.notes]
     for path in data:
@@ -224,52 +183,39 @@ def render(
 
 
 def _rows(plan: Plan, model: str, method: Method, llm_values: int | None) -> dict[str, Any]:
-    train = plan.train
-    toy = model == TOY
-    low_rank: list[Part] = ["llm"] if method != "full" and "llm" in train else []
-    if method != "full" and "encoders" in train:
-        low_rank.append("encoders")
-    rows: dict[str, Any] = {"model": model}
+    """The keys of one recipe with their values, in the order of the fields of ``Recipe``."""
+    toy, heavy = model == TOY, method == "full" and model != TOY
+    low_rank: list[Part] = [p for p in ("llm", "encoders") if p in plan.train and method != "full"]
+    rows: dict[str, Any] = {
+        "model": model,
+        "stage": plan.stage,
+        "method": method,
+        "train": plan.train,
+        "output": plan.output,
+        "optimizer": "adamw8bit" if heavy else "adamw",
+        "epochs": 3.0 if plan.file == SFT.file else 1.0,
+    }
     if plan.after:
-        rows["adapters"] = [plan.after]
-    rows |= {"stage": plan.stage, "method": method, "train": list(train), "output": plan.output}
+        rows["adapters"] = (plan.after,)
     if llm_values is not None:
         rates = learning_rates(plan.stage, llm_values, low_rank)
-        named: dict[Part, str] = {"llm": "", "connector": "connector_", "encoders": "encoder_"}
-        rows |= {f"{named[part]}learning_rate": f"{rates[part]:.1e}" for part in train}
-    if low_rank:
-        rank = 8 if toy else 16
-        rows |= {"lora_rank": rank, "lora_alpha": float(2 * rank), "lora_dropout": 0.0}
-    if "encoders" in low_rank:
-        rows["lora_encoders"] = True
-    heavy = method == "full" and not toy
-    rows |= {
-        "optimizer": "adamw8bit" if heavy else "adamw",
-        "weight_decay": 0.0,
-        "clip_norm": 1.0,
-        "warmup_share": 0.03,
-        "epochs": 3.0 if plan.file == "sft.toml" else 1.0,
-        "batch_size": 8,
-        "micro_batch_size": 8 if toy else 1,
-        "gradient_checkpointing": not toy,
-        "length_grouped": True,
-        "seed": 0,
-    }
+        rows |= {RATE_KEYS[part]: f"{rates[part]:.1e}" for part in plan.train}
     if toy:
-        rows |= {"device": "cpu", "dtype": "float32"}
+        rows |= {"lora_rank": 8, "lora_alpha": 16.0, "micro_batch_size": 8, "device": "cpu"}
+        rows |= {"gradient_checkpointing": False, "dtype": "float32"}
     else:
         rows["max_tokens"] = 4096
-    rows |= {
-        "validation_share": 0.05,
-        "validate_every": 100,
-        "save_every": 100,
-        "keep_checkpoints": 2,
-        "readers": 2,
-        "read_seconds": 120.0,
-    }
-    if train == ("llm",):
-        rows["cache_features"] = True
-    return rows | {"tensorboard": False}
+    hidden = {"images_in_stage_2"}
+    if plan.train != ("llm",):
+        hidden.add("cache_features")
+    if not low_rank:
+        hidden |= {"lora_rank", "lora_alpha", "lora_dropout"}
+    if "encoders" in low_rank:
+        rows["lora_encoders"] = True
+    else:
+        hidden.add("lora_encoders")
+    keys = {f.name: rows.get(f.name, f.default) for f in fields(Recipe) if f.metadata}
+    return {k: v for k, v in keys.items() if k not in hidden and v not in (None, ())}
 
 
 def _near(source: Path, folder: Path) -> str:

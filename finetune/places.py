@@ -1,14 +1,15 @@
-"""The files and folders that a recipe names: what is missing, and what a run would write over."""
+"""Files and folders that a recipe names: what is missing, and what a run would write over."""
 
 from __future__ import annotations
 
 import os
+import stat
+import tempfile
 from collections.abc import Collection, Iterator
 from pathlib import Path
 from typing import Any
 
 from apollo_cli.errors import ApolloError
-from apollo_cli.finetune.words import describe_place
 from apollo_cli.weights.adapter import MANIFEST
 from apollo_cli.weights.files import read_json
 from apollo_cli.weights.manifests import hash_file
@@ -16,6 +17,39 @@ from apollo_cli.weights.manifests import hash_file
 TABLES = ("data", "validation")
 # Files of a result that other files are called by too.
 _COMMON_NAMES = ("recipe.toml", "log.jsonl", "run.json", "quarantine.jsonl", "loss.png")
+_KINDS = {
+    stat.S_IFREG: "a file",
+    stat.S_IFDIR: "a folder",
+    stat.S_IFIFO: "a named pipe",
+}
+
+
+def tidy(path: Path | str) -> Path:
+    """A path from the root on, without steps up and down; links in it are not followed."""
+    return Path(os.path.abspath(Path(path).expanduser()))
+
+
+def describe_place(path: Path) -> str:
+    """What is at a path, such as ``is a folder`` or ``does not exist``."""
+    try:
+        kind = stat.S_IFMT(path.stat().st_mode)
+    except (FileNotFoundError, NotADirectoryError):
+        return "does not exist"
+    except OSError as error:
+        return f"cannot be looked at ({error.strerror or error})"
+    return f"is {_KINDS.get(kind, 'a device or socket')}"
+
+
+def write_obstacle(folder: Path) -> str:
+    """Why a folder cannot be made or written to; empty where it can. Nothing is left there."""
+    place = folder
+    while not os.path.lexists(place):
+        place = place.parent
+    try:
+        with tempfile.TemporaryDirectory(prefix=".apollo-", dir=place):
+            return ""
+    except OSError as error:
+        return error.strerror or str(error)
 
 
 def list_missing(values: dict[str, Any], coming: Collection[Path] | None) -> Iterator[str]:

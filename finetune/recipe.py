@@ -1,7 +1,12 @@
-"""The recipe: a flat TOML file that says all about a training run; every fault is named at once."""
+"""The recipe: a flat TOML file that says all about a training run; every fault is named at once.
+
+A key is a field of ``Recipe``: its check, its comment in the files of ``apollo finetune new``, and
+its default stand there and nowhere else.
+"""
 
 from __future__ import annotations
 
+import json
 import math
 import tomllib
 from collections.abc import Collection, Iterator
@@ -12,24 +17,30 @@ from typing import Any, Literal
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
-from apollo_cli.finetune.places import TABLES, list_doubles, list_missing, list_overlaps
-from apollo_cli.finetune.stages import METHODS, STAGES, Method, Part, StageName
-from apollo_cli.finetune.values import CHECKS, SOURCE_CHECKS, spell
-from apollo_cli.finetune.words import count, describe_place, tidy
-from apollo_cli.values import Check
+from apollo_cli.finetune.places import (
+    TABLES,
+    describe_place,
+    list_doubles,
+    list_missing,
+    list_overlaps,
+    tidy,
+)
+from apollo_cli.finetune.stages import METHODS, PARTS, STAGES, Method, Part, StageName
+from apollo_cli.values import Check, flag, list_of, number, one_of, text, whole
 from apollo_cli.weights.registry import known_models, resolve
+from apollo_cli.words import count
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
+# A run of a step a millisecond would take twelve days.
+MOST_STEPS = 1_000_000_000
 # A recipe is short and flat. A key of thousands of parts takes the square of them in memory.
 _LARGEST_FILE, _MOST_DOTS = 100_000, 200
-# What to write for keys without a default.
-_NEEDED = {
-    "model": 'name one, such as "apollo-3b"',
-    "stage": f"allowed are {', '.join(map(spell, STAGES))}",
-    "method": f"allowed are {', '.join(map(spell, METHODS))}",
-    "output": 'name a folder for the result, such as "out"',
-    "data": "write [[data]], then path = ...",
-}
+_RATE = number(0, 1, above=True)
+
+
+def key(check: Check, comment: str, default: Any = MISSING) -> Any:
+    """A key of the file: how its value is checked, what it is for, and its default."""
+    return field(default=default, metadata={"check": check, "comment": comment})
 
 
 @dataclass(frozen=True)
@@ -43,75 +54,113 @@ class DataSource:
         media: folder that paths in it start from and may not leave; None is the file's own.
     """
 
-    path: Path
-    share: float | None = None
-    format: Format = "auto"
-    media: Path | None = None
+    path: Path = key(text, "the file")
+    share: float | None = key(number(0, 1, above=True), "its part of the mixture", None)
+    format: Format = key(one_of("auto", "jsonl", "llava", "messages", "csv"), "its form", "auto")
+    media: Path | None = key(text, "folder that paths in it start from", None)
 
 
-@dataclass(frozen=True)
+@dataclass(frozen=True, kw_only=True)
 class Recipe:
-    """A training run. The names are the keys of the file.
-
-    Attributes:
-        path: the recipe file. model: known name, folder or ``owner/repository[@revision]``.
-        adapters: results of earlier runs that are put on the model first, in this order.
-        stage, method, train: what is trained, and how.
-        output: folder of the result, its checkpoints and its log.
-        data, validation: files of samples. validation_share: share of data held out when no
-            file of validation is named.
-        device, dtype, template: None chooses as ``apollo ask`` does.
-        learning_rate: of the language model; with the other two, None follows the paper.
-        batch_size: samples of one step over all processes. micro_batch_size: at a time on one.
-        epochs, steps: length of training; ``steps`` wins.
-        fps, max_clips, max_tokens: how videos are sampled; ``max_tokens`` bounds a whole sample.
-        readers: threads that read samples. read_seconds: longest reading of one sample.
-        images_in_stage_2: train encoders on images against the paper's finding.
-        cache_features: keep what frozen encoders and connector say of each video on disk.
-    """
+    """A training run. The names are the keys of the file, in the order in which it is written."""
 
     path: Path = field(compare=False)
-    model: str
-    stage: StageName
-    method: Method
-    train: tuple[Part, ...]
-    output: Path
+    model: str = key(text, "what training starts from: known name, folder or owner/repository")
+    adapters: tuple[Path, ...] = key(
+        list_of(text, once=True), "results of earlier runs that are put on the model first", ()
+    )
+    stage: StageName = key(
+        one_of(*STAGES), "1, 2, 3 or custom: which parts may be trained, on which data"
+    )
+    method: Method = key(
+        one_of(*METHODS),
+        "full, lora (small matrices beside frozen weights) or qlora (those in 4 bit)",
+    )
+    train: tuple[Part, ...] = key(
+        list_of(one_of(*PARTS), once=True), "parts that learn: llm, connector, encoders"
+    )
+    output: Path = key(text, "folder of the result; apollo ask --adapter takes it")
+    learning_rate: float | None = key(_RATE, "of the language model", None)
+    connector_learning_rate: float | None = key(_RATE, "of the connector", None)
+    encoder_learning_rate: float | None = key(_RATE, "of the vision encoders", None)
+    lora_rank: int = key(
+        whole(1, 1024),
+        "inner width of the small matrices: larger learns more and takes more memory",
+        16,
+    )
+    lora_alpha: float = key(
+        number(0, 4096, above=True), "their weight is lora_alpha / lora_rank", 32.0
+    )
+    lora_dropout: float = key(
+        number(0, 0.9), "share of their inputs that is dropped while training", 0.0
+    )
+    lora_encoders: bool = key(
+        flag, "train small matrices in the encoders instead of all of their weights", False
+    )
+    optimizer: Literal["adamw", "adamw8bit"] = key(
+        one_of("adamw", "adamw8bit"),
+        "adamw, or adamw8bit, which keeps a quarter of the memory",
+        "adamw",
+    )
+    weight_decay: float = key(number(0, 1), "pull of matrices towards zero", 0.0)
+    clip_norm: float = key(number(0, 1e6, above=True), "largest norm of a step's gradients", 1.0)
+    warmup_share: float = key(
+        number(0, 0.9),
+        "share of the steps in which the rate rises; then it falls along a cosine",
+        0.03,
+    )
+    epochs: float = key(number(0, 10_000, above=True), "passes over the data", 1.0)
+    steps: int | None = key(whole(1, MOST_STEPS), "length of the run; wins over epochs", None)
+    batch_size: int = key(whole(1, 65_536), "samples of one step, over all GPUs", 8)
+    micro_batch_size: int = key(
+        whole(1, 65_536), "samples at a time on one GPU: lower it when memory is short", 1
+    )
+    gradient_checkpointing: bool = key(
+        flag, "compute layers twice instead of keeping them: slower, far smaller", True
+    )
+    length_grouped: bool = key(flag, "put samples of one length into a batch", True)
+    seed: int = key(whole(0), "the same seed gives the same run", 0)
+    device: str | None = key(text, "cpu, cuda, mps; left out: the best there is", None)
+    dtype: Literal["bfloat16", "float32"] | None = key(
+        one_of("bfloat16", "float32"), "bfloat16 or float32; left out: what fits the device", None
+    )
+    template: str | None = key(
+        one_of("qwen_2", "qwen_1_5"), "qwen_2 or qwen_1_5; left out: the model's own", None
+    )
+    fps: float | None = key(
+        number(0, 1000, above=True),
+        "frames a second inside a clip; left out: the model's own",
+        None,
+    )
+    max_clips: int | None = key(whole(1), "most clips of one video", None)
+    max_tokens: int | None = key(
+        whole(32),
+        "longest sample: longer videos are seen more sparsely; left out: the context",
+        None,
+    )
+    validation_share: float = key(
+        number(0, 0.5), "share of the data that is held out and measured, never learned", 0.05
+    )
+    validate_every: int = key(whole(1), "steps between measurements", 100)
+    save_every: int = key(
+        whole(1), "steps between checkpoints; a stopped run resumes from the last one", 100
+    )
+    keep_checkpoints: int = key(whole(1, 10_000), "how many are kept", 2)
+    readers: int = key(whole(1, 256), "threads that read videos ahead", 2)
+    read_seconds: float = key(
+        number(0, 86_400, above=True),
+        "a sample that takes longer to read is left out, and said",
+        120.0,
+    )
+    images_in_stage_2: bool = key(
+        flag, "train encoders on images too, against the paper's finding", False
+    )
+    cache_features: bool = key(
+        flag, "encode each video once where encoders and connector do not change", True
+    )
+    tensorboard: bool = key(flag, "write TensorBoard files besides log.jsonl", False)
     data: tuple[DataSource, ...]
-    adapters: tuple[Path, ...] = ()
     validation: tuple[DataSource, ...] = ()
-    validation_share: float = 0.05
-    device: str | None = None
-    dtype: Literal["bfloat16", "float32"] | None = None
-    template: str | None = None
-    learning_rate: float | None = None
-    connector_learning_rate: float | None = None
-    encoder_learning_rate: float | None = None
-    lora_rank: int = 16
-    lora_alpha: float = 32.0
-    lora_dropout: float = 0.0
-    lora_encoders: bool = False
-    optimizer: Literal["adamw", "adamw8bit"] = "adamw"
-    weight_decay: float = 0.0
-    clip_norm: float = 1.0
-    warmup_share: float = 0.03
-    epochs: float = 1.0
-    steps: int | None = None
-    batch_size: int = 8
-    micro_batch_size: int = 1
-    gradient_checkpointing: bool = True
-    length_grouped: bool = True
-    seed: int = 0
-    fps: float | None = None
-    max_clips: int | None = None
-    max_tokens: int | None = None
-    save_every: int = 100
-    keep_checkpoints: int = 2
-    validate_every: int = 100
-    readers: int = 2
-    read_seconds: float = 120.0
-    images_in_stage_2: bool = False
-    cache_features: bool = True
-    tensorboard: bool = False
 
     @property
     def sampling(self) -> SamplingOptions:
@@ -141,6 +190,11 @@ RATE_KEYS: dict[Part, str] = {
     "connector": "connector_learning_rate",
     "encoders": "encoder_learning_rate",
 }
+
+
+def checks_of(kind: type[Recipe | DataSource]) -> dict[str, Check]:
+    """The check of each key."""
+    return {f.name: f.metadata["check"] for f in fields(kind) if f.metadata}
 
 
 def load_recipe(path: Path | str, *, coming: Collection[Path] | None = ()) -> Recipe:
@@ -211,12 +265,12 @@ def _checked(raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[st
     """Values of the fields, and faults; a field with a fault has no value."""
     faults: list[str] = []
     tables = {name: raw.pop(name) for name in TABLES if name in raw}
-    values = _check_keys(raw, CHECKS, "", faults)
+    values = _check_keys(raw, checks_of(Recipe), "", faults)
     for name, table in tables.items():
         if not isinstance(table, list) or not all(isinstance(row, dict) for row in table):
             faults.append(f"{name} is written as tables: [[{name}]], then path = ...")
             continue
-        known = dict(SOURCE_CHECKS)
+        known = checks_of(DataSource)
         if name == "validation":
             del known["share"]
         rows = [
@@ -227,20 +281,21 @@ def _checked(raw: dict[str, Any], folder: Path) -> tuple[dict[str, Any], list[st
             f"{name} {n}: path is missing" for n, row in enumerate(table, 1) if "path" not in row
         ]
         values[name] = tuple(_build_source(row, folder) for row in rows if "path" in row)
-    for key in ("output", "adapters"):
-        if key in values:
-            found = values[key]
-            values[key] = (
-                _at(folder, found) if key == "output" else tuple(_at(folder, p) for p in found)
-            )
+    if "output" in values:
+        values["output"] = _at(folder, values["output"])
+    if "adapters" in values:
+        values["adapters"] = tuple(_at(folder, name) for name in values["adapters"])
     if "model" in values:
         values["model"] = _locate(values["model"], folder, faults)
     if "stage" in values and "train" not in raw:
         values["train"] = STAGES[values["stage"]].trains
-    needed = [f.name for f in fields(Recipe) if f.default is MISSING and f.name != "path"]
-    given = {*raw, *tables, *values}
+    needed = {"data": "write [[data]], then path = ..."}
+    needed |= {
+        f.name: f.metadata["comment"] for f in fields(Recipe) if f.metadata and f.default is MISSING
+    }
+    given = {*raw, *tables, *values, "train"}
     faults += [
-        f"{key} is missing; {_NEEDED[key]}" for key in needed if key not in given and key != "train"
+        f"{key} is missing; {comment}" for key, comment in needed.items() if key not in given
     ]
     return values, faults
 
@@ -251,26 +306,29 @@ def _check_keys(
     values = {}
     for key, value in raw.items():
         if key not in checks:
-            if where and key in CHECKS:
-                faults.append(
-                    f"{where}{key} belongs to the whole recipe: write it above the first [[...]], "
-                    "since every line below belongs to that table"
-                )
-                continue
-            if key in SOURCE_CHECKS:
-                faults.append(f"{where}{key} belongs to a file of data: write it below [[data]]")
-                continue
-            near = get_close_matches(key, [*checks, *TABLES] if not where else list(checks), n=1)
-            hint = f"; did you mean {near[0]}?" if near else ""
-            # All keys of a table are few enough to be listed.
-            hint = hint or (f"; known here are {', '.join(checks)}" if where else "")
-            faults.append(f"{where}{key[:60]} is not a key of a recipe{hint}")
+            faults.append(f"{where}{key[:60]} {_misplaced(key, where, checks)}")
             continue
         try:
             values[key] = checks[key](value)
         except ValueError as error:
             faults.append(f"{where}{key} = {spell(value)[:80]}: {error}")
     return values
+
+
+def _misplaced(key: str, where: str, checks: dict[str, Check]) -> str:
+    """What is wrong with a key that is not one of its table."""
+    if where and key in checks_of(Recipe):
+        return (
+            "belongs to the whole recipe: write it above the first [[...]], since every line below "
+            "belongs to that table"
+        )
+    if key in checks_of(DataSource):
+        return "belongs to a file of data: write it below [[data]]"
+    near = get_close_matches(key, list(checks) if where else [*checks, *TABLES], n=1)
+    hint = f"; did you mean {near[0]}?" if near else ""
+    # All keys of a table are few enough to be listed.
+    hint = hint or (f"; known here are {', '.join(checks)}" if where else "")
+    return f"is not a key of a recipe{hint}"
 
 
 def _at(folder: Path, text: str) -> Path:
@@ -322,6 +380,18 @@ def _rule_faults(values: dict[str, Any]) -> Iterator[str]:
         yield "share is given for some data only; give it for all or for none"
     elif shares and abs(sum(shares) - 1) > 0.01:
         yield f"the shares of data sum to {sum(shares):.3g}; they must sum to 1"
+
+
+def spell(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(spell(item) for item in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        # JSON's escapes are TOML's as well, but for this character.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -14,9 +14,8 @@ from apollo_cli.finetune.data.sample import Kind
 from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.preview import Piece, Preview
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.words import count
 from apollo_cli.video.container import shown
-from apollo_cli.words import percent
+from apollo_cli.words import count, percent
 
 _COSTS: dict[Cost, str] = {
     "run": "FAULTS THAT STOP THE RUN",

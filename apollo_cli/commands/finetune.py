@@ -14,8 +14,8 @@ import click
 from apollo_cli.commands.options import FILE, complete_model
 from apollo_cli.commands.output import progress, say, say_note, write_json
 from apollo_cli.errors import DataError
+from apollo_cli.finetune.recipe import MOST_STEPS
 from apollo_cli.finetune.stages import METHODS, SCHEDULES
-from apollo_cli.finetune.values import MOST_STEPS
 
 
 @click.group()

@@ -22,10 +22,10 @@ from apollo_cli.finetune.data.keys import (
     key_faults,
     row_key_faults,
 )
-from apollo_cli.finetune.data.media import MediaFolder, shorten
+from apollo_cli.finetune.data.media import MediaFolder, kind_of, shorten
 from apollo_cli.finetune.data.sample import Sample, Visual
-from apollo_cli.finetune.words import count, kind_of
 from apollo_cli.model.prompt import Turn
+from apollo_cli.words import count
 
 # A run of white space is tried from its start only, however long it is.
 _TAG = re.compile(r"(?:(?<![ \t\r\n])[ \t\r\n]+)?<(video|image)>[ \t\r\n]*")

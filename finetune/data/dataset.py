@@ -15,8 +15,8 @@ from apollo_cli.finetune.data.mixture import Mixture, resolve_shares
 from apollo_cli.finetune.data.readers import load_samples
 from apollo_cli.finetune.data.sample import Kind, Sample
 from apollo_cli.finetune.stages import STAGES
-from apollo_cli.finetune.words import count
 from apollo_cli.video.container import shown
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import DataSource, Recipe

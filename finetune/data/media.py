@@ -9,11 +9,16 @@ from pathlib import Path
 from typing import Any, Literal
 
 from apollo_cli.finetune.data.faults import Fault, Refused
-from apollo_cli.finetune.words import kind_of
 from apollo_cli.video.container import shown
 
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
 _LONGEST_SHOWN = 200
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, such as ``a list``."""
+    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return words.get(type(value), "nothing" if value is None else "a number")
 
 
 def shorten(text: str, longest: int = _LONGEST_SHOWN) -> str:

@@ -20,7 +20,7 @@ from apollo_cli.finetune.data.faults import Fault, Refused
 from apollo_cli.finetune.data.keys import stray_keys
 from apollo_cli.finetune.data.media import MediaFolder, shorten
 from apollo_cli.finetune.data.sample import Sample
-from apollo_cli.finetune.words import describe_place
+from apollo_cli.finetune.places import describe_place
 from apollo_cli.video.container import shown
 
 if TYPE_CHECKING:

@@ -23,13 +23,13 @@ from apollo_cli.finetune.training.examples import (
     reserve_of,
     spell_turns,
 )
-from apollo_cli.finetune.words import count
 from apollo_cli.planning import Planner
 from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.watching import Progress, no_progress
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import Recipe

@@ -48,8 +48,8 @@ from apollo_cli.finetune.training.steps import SAVE_SECONDS, Loop
 from apollo_cli.finetune.training.stopping import Interrupts
 from apollo_cli.finetune.training.team import together
 from apollo_cli.finetune.training.validation import Score, validate
-from apollo_cli.finetune.words import count
 from apollo_cli.watching import Progress, no_progress
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -30,7 +30,6 @@ from apollo_cli.finetune.training.features import FeatureStore
 from apollo_cli.finetune.training.quarantine import Quarantine, stamp_of
 from apollo_cli.finetune.training.team import together
 from apollo_cli.finetune.training.trainee import Trainee
-from apollo_cli.finetune.words import count
 from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.loaded_model import FoundModel, LoadedModel
 from apollo_cli.planning import Planner
@@ -38,6 +37,7 @@ from apollo_cli.video.container import shown
 from apollo_cli.watching import Progress
 from apollo_cli.weights.locate import LocatedModel
 from apollo_cli.weights.manifests import hash_file
+from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -14,8 +14,8 @@ from apollo_cli.atomic import write_whole
 from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.data.facts import read_stamp
 from apollo_cli.finetune.data.sample import Sample
-from apollo_cli.finetune.words import count
 from apollo_cli.values import parse_object
+from apollo_cli.words import count
 
 QUARANTINE_NAME = "quarantine.jsonl"
 

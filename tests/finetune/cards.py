@@ -9,10 +9,8 @@ from typing import Any
 
 from apollo_cli.finetune.data.faults import KINDS
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
-from apollo_cli.finetune.new import COMMENTS
-from apollo_cli.finetune.recipe import Recipe
+from apollo_cli.finetune.recipe import Recipe, spell
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
-from apollo_cli.finetune.values import spell
 from apollo_cli.memory_plan import Run
 from apollo_cli.weights.network import released_network
 from apollo_cli.weights.registry import known_models
@@ -70,7 +68,16 @@ def _fits(
 ) -> list[str]:
     """The peak, and whether each card holds it."""
     config = released_network(known_models()[model]).config
-    recipe = Recipe(Path(), model, stage, method, train, Path(), (), **changes)
+    recipe = Recipe(
+        path=Path(),
+        model=model,
+        stage=stage,
+        method=method,
+        train=train,
+        output=Path(),
+        data=(),
+        **changes,
+    )
     if method == "full":
         recipe = replace(recipe, optimizer="adamw8bit")
     peak = estimate_training(Training(recipe, Run(config, "cuda", "bfloat16")), SAMPLE).peak
@@ -81,12 +88,11 @@ def _fits(
 def _keys() -> Iterator[list[str]]:
     yield ["key", "default", "what it is"]
     yield ["---"] * 3
-    defaults = {field.name: field.default for field in fields(Recipe)}
     needed = {"train": "the stage's"}
-    for key, words in COMMENTS.items():
-        default = defaults[key]
-        shown = "" if default is None else f"`{spell(default)}`"
-        yield [f"`{key}`", needed.get(key, "needed") if default is MISSING else shown, words]
+    for key in (key for key in fields(Recipe) if key.metadata):
+        shown = "" if key.default is None else f"`{spell(key.default)}`"
+        needs = needed.get(key.name, "needed")
+        yield [f"`{key.name}`", needs if key.default is MISSING else shown, key.metadata["comment"]]
 
 
 def _faults() -> Iterator[list[str]]:

@@ -8,7 +8,6 @@ from apollo_cli.finetune.stages import (
     HIGHEST_RATE,
     PARTS,
     REFERENCE_PARAMETERS,
-    SCHEDULES,
     STAGES,
     learning_rates,
 )
@@ -50,7 +49,3 @@ def test_encoders_are_never_trained_beside_a_language_model_in_a_stage_of_the_pa
         assert set(stage.trains) <= set(stage.allowed)
         assert not {"llm", "encoders"} <= set(stage.allowed)
     assert STAGES[2].kinds == STAGES[1].kinds == ("video",)
-
-
-def test_three_stages_are_the_best_schedule_of_the_paper():
-    assert max(SCHEDULES, key=lambda name: SCHEDULES[name].score) == "three"
