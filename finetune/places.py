@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import stat
 import tempfile
@@ -22,6 +23,18 @@ _KINDS = {
     stat.S_IFDIR: "a folder",
     stat.S_IFIFO: "a named pipe",
 }
+
+
+def spell(value: Any) -> str:
+    """A value as TOML writes it."""
+    if isinstance(value, list | tuple):
+        return f"[{', '.join(spell(item) for item in value)}]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    if isinstance(value, str | Path):
+        # JSON's escapes are TOML's as well, but for this character.
+        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
+    return str(value)
 
 
 def tidy(path: Path | str) -> Path:

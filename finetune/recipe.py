@@ -6,10 +6,9 @@ its default stand there and nowhere else.
 
 from __future__ import annotations
 
-import json
 import math
 import tomllib
-from collections.abc import Collection, Iterator
+from collections.abc import Collection
 from dataclasses import MISSING, dataclass, field, fields
 from difflib import get_close_matches
 from pathlib import Path
@@ -23,9 +22,20 @@ from apollo_cli.finetune.places import (
     list_doubles,
     list_missing,
     list_overlaps,
+    spell,
     tidy,
 )
-from apollo_cli.finetune.stages import METHODS, PARTS, STAGES, Method, Part, StageName
+from apollo_cli.finetune.stages import (
+    DEFAULT_BATCH,
+    METHODS,
+    PARTS,
+    RATE_KEYS,
+    STAGES,
+    Method,
+    Part,
+    StageName,
+    list_conflicts,
+)
 from apollo_cli.values import Check, flag, list_of, number, one_of, text, whole
 from apollo_cli.weights.registry import known_models, resolve
 from apollo_cli.words import count
@@ -111,7 +121,7 @@ class Recipe:
     )
     epochs: float = key(number(0, 10_000, above=True), "passes over the data", 1.0)
     steps: int | None = key(whole(1, MOST_STEPS), "length of the run; wins over epochs", None)
-    batch_size: int = key(whole(1, 65_536), "samples of one step, over all GPUs", 8)
+    batch_size: int = key(whole(1, 65_536), "samples of one step, over all GPUs", DEFAULT_BATCH)
     micro_batch_size: int = key(
         whole(1, 65_536), "samples at a time on one GPU: lower it when memory is short", 1
     )
@@ -185,13 +195,6 @@ class Recipe:
         return self.steps or max(1, math.ceil(self.epochs * samples / self.batch_size))
 
 
-RATE_KEYS: dict[Part, str] = {
-    "llm": "learning_rate",
-    "connector": "connector_learning_rate",
-    "encoders": "encoder_learning_rate",
-}
-
-
 def checks_of(kind: type[Recipe | DataSource]) -> dict[str, Check]:
     """The check of each key."""
     return {f.name: f.metadata["check"] for f in fields(kind) if f.metadata}
@@ -230,7 +233,7 @@ def read_recipe(
     faults += list_missing(values, coming)
     faults += list_overlaps(path, values)
     faults += list_doubles(values)
-    faults += _rule_faults(values)
+    faults += list_conflicts(values)
     return values, faults
 
 
@@ -350,48 +353,6 @@ def _locate(model: str, folder: Path, faults: list[str]) -> str:
     except ApolloError as error:
         faults.append(f"model: {error.message}")
     return model
-
-
-def _rule_faults(values: dict[str, Any]) -> Iterator[str]:
-    """Faults of keys that are fine each for itself."""
-    train, name = values.get("train"), values.get("stage")
-    if train is not None and name is not None:
-        stage = STAGES[name]
-        refused = [part for part in train if part not in stage.allowed]
-        if refused:
-            yield (
-                f"train = {spell(train)}: stage {name} trains {' and '.join(stage.allowed)}; "
-                f'{stage.because}; stage = "custom" trains anything'
-            )
-        if not train:
-            yield f"train names no part; allowed are {', '.join(stage.allowed)}"
-        unused = [key for part, key in RATE_KEYS.items() if key in values and part not in train]
-        yield from (f"{key} is given, but that part is not trained" for key in unused)
-        if values.get("lora_encoders") and "encoders" not in train:
-            yield 'lora_encoders = true, but train does not name "encoders"'
-    batch = values.get("batch_size", Recipe.batch_size)
-    if values.get("micro_batch_size", 1) > batch:
-        yield f"micro_batch_size is above batch_size, which is {batch}"
-    sources = values.get("data")
-    if sources is not None and not sources:
-        yield "data names no file"
-    shares = [source.share for source in sources or () if source.share is not None]
-    if shares and len(shares) < len(sources or ()):
-        yield "share is given for some data only; give it for all or for none"
-    elif shares and abs(sum(shares) - 1) > 0.01:
-        yield f"the shares of data sum to {sum(shares):.3g}; they must sum to 1"
-
-
-def spell(value: Any) -> str:
-    """A value as TOML writes it."""
-    if isinstance(value, list | tuple):
-        return f"[{', '.join(spell(item) for item in value)}]"
-    if isinstance(value, bool):
-        return str(value).lower()
-    if isinstance(value, str | Path):
-        # JSON's escapes are TOML's as well, but for this character.
-        return json.dumps(str(value), ensure_ascii=False).replace("\x7f", "\\u007f")
-    return str(value)
 
 
 def to_toml(recipe: Recipe) -> str:

@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from dataclasses import dataclass
-from typing import TYPE_CHECKING, Literal
+from typing import TYPE_CHECKING, Any, Literal
+
+from apollo_cli.finetune.places import spell
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.data.sample import Kind
@@ -16,6 +18,13 @@ Method = Literal["full", "lora", "qlora"]
 
 PARTS: tuple[Part, ...] = ("llm", "connector", "encoders")
 METHODS: tuple[Method, ...] = ("full", "lora", "qlora")
+# The key of a recipe that holds the learning rate of a part.
+RATE_KEYS: dict[Part, str] = {
+    "llm": "learning_rate",
+    "connector": "connector_learning_rate",
+    "encoders": "encoder_learning_rate",
+}
+DEFAULT_BATCH = 8
 # Values of the language model at which the paper's rates hold.
 REFERENCE_PARAMETERS = 3_085_938_688
 # Low-rank factors start at zero and move the weights less than full training at the same rate.
@@ -121,3 +130,33 @@ def learning_rates(
         factor = LORA_RATE_FACTOR if part in low_rank else 1.0
         rates[part] = min(rate * scale * factor, HIGHEST_RATE)
     return rates
+
+
+def list_conflicts(values: Mapping[str, Any]) -> Iterator[str]:
+    """Faults of the keys of a recipe that are fine each for itself, in words."""
+    train, name = values.get("train"), values.get("stage")
+    if train is not None and name is not None:
+        stage = STAGES[name]
+        refused = [part for part in train if part not in stage.allowed]
+        if refused:
+            yield (
+                f"train = {spell(train)}: stage {name} trains {' and '.join(stage.allowed)}; "
+                f'{stage.because}; stage = "custom" trains anything'
+            )
+        if not train:
+            yield f"train names no part; allowed are {', '.join(stage.allowed)}"
+        unused = [key for part, key in RATE_KEYS.items() if key in values and part not in train]
+        yield from (f"{key} is given, but that part is not trained" for key in unused)
+        if values.get("lora_encoders") and "encoders" not in train:
+            yield 'lora_encoders = true, but train does not name "encoders"'
+    batch = values.get("batch_size", DEFAULT_BATCH)
+    if values.get("micro_batch_size", 1) > batch:
+        yield f"micro_batch_size is above batch_size, which is {batch}"
+    sources = values.get("data")
+    if sources is not None and not sources:
+        yield "data names no file"
+    shares = [source.share for source in sources or () if source.share is not None]
+    if shares and len(shares) < len(sources or ()):
+        yield "share is given for some data only; give it for all or for none"
+    elif shares and abs(sum(shares) - 1) > 0.01:
+        yield f"the shares of data sum to {sum(shares):.3g}; they must sum to 1"

@@ -9,7 +9,8 @@ from typing import Any
 
 from apollo_cli.finetune.data.faults import KINDS
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
-from apollo_cli.finetune.recipe import Recipe, spell
+from apollo_cli.finetune.places import spell
+from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import METHODS, Method, Part, StageName
 from apollo_cli.memory_plan import Run
 from apollo_cli.weights.network import released_network

@@ -11,7 +11,8 @@ from typing import Any
 import pytest
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.recipe import DataSource, Recipe, checks_of, load_recipe, spell, to_toml
+from apollo_cli.finetune.places import spell
+from apollo_cli.finetune.recipe import DataSource, Recipe, checks_of, load_recipe, to_toml
 
 GOOD = {"model": "apollo-nano", "stage": 3, "method": "lora", "output": "out"}
 
