@@ -9,12 +9,11 @@ from pathlib import Path
 
 from apollo_cli.errors import DataError, DeviceError, WeightsError
 from apollo_cli.finetune.data.dataset import Dataset, load_dataset
-from apollo_cli.finetune.data.facts import FileFacts, facts_file
 from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
 from apollo_cli.finetune.data.survey import (
-    Length,
     Ruler,
+    infos_of,
     list_file_faults,
     list_length_faults,
     measure_samples,
@@ -34,6 +33,7 @@ from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
 from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planning import Planner, assumed_planner, load_planner
 from apollo_cli.video.container import shown
+from apollo_cli.video.info import VideoInfo
 from apollo_cli.watching import Progress, no_progress
 from apollo_cli.weights.adapter import base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
@@ -87,8 +87,7 @@ def check_file(path: Path, on_progress: Progress = no_progress) -> CheckReport:
 def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckReport:
     """Find out what a run would learn from, what it would take, and all that is wrong.
 
-    Nothing is decoded, loaded or fetched; of each file its packets are looked at. What is found
-    out about files is kept among our own, for the next check and for the run.
+    Nothing is decoded, loaded or fetched; of each file its packets are looked at.
 
     Args:
         recipe: that was loaded. on_progress: called with ``check`` and ``measure``, amount done,
@@ -96,9 +95,7 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     """
     dataset = load_dataset(recipe)
     samples = [*dataset.samples, *dataset.held_out]
-    files = probe_files(
-        samples, cache=facts_file(recipe.output), readers=recipe.readers, on_progress=on_progress
-    )
+    files = probe_files(samples, readers=recipe.readers, on_progress=on_progress)
     hardware, machine = _look_at_machine(recipe)
     try:
         model = _find_model(recipe)
@@ -129,7 +126,9 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
     return replace(
         report,
         lengths=LengthFacts.of(kept, allowed),
-        estimate=_needs(recipe, model, kept, report.steps, hardware),
+        estimate=tuple(describe_needs(recipe, model.planner.config, kept, hardware))
+        if hardware
+        else (),
         lacking=tuple(
             list_lacking(recipe, model.planner.config, report.steps, model.checkpoint is not None)
         ),
@@ -173,18 +172,6 @@ def _start_faults(recipe: Recipe, checkpoint: Checkpoint | None) -> list[Fault]:
     except (DataError, WeightsError) as error:
         return [Fault("unfit_start", shown(recipe.path.name), error.message)]
     return []
-
-
-def _needs(
-    recipe: Recipe,
-    model: _Model,
-    lengths: Sequence[Length],
-    steps: int,
-    hardware: HardwareChoice | None,
-) -> tuple[tuple[str, str], ...]:
-    if hardware is None:
-        return ()
-    return tuple(describe_needs(recipe, model.planner.config, lengths, steps, hardware))
 
 
 def _find_model(recipe: Recipe) -> _Model:
@@ -252,7 +239,7 @@ def _text_share(recipe: Recipe, dataset: Dataset) -> list[Fault]:
 
 
 def _previews(
-    samples: Sequence[Sample], files: dict[Path, FileFacts | str], ruler: Ruler
+    samples: Sequence[Sample], files: dict[Path, VideoInfo | str], ruler: Ruler
 ) -> tuple[Preview, ...]:
     """The first sample of each kind."""
     first: dict[Kind, Sample] = {}
@@ -260,7 +247,5 @@ def _previews(
         first.setdefault(sample.kind, sample)
     found: list[Preview] = []
     for sample in list(first.values())[:_PREVIEWS]:
-        facts = [(visual.path, files[visual.path]) for visual in sample.visuals]
-        infos = [known.info(path) for path, known in facts if isinstance(known, FileFacts)]
-        found.append(build_preview(sample, infos, ruler))
+        found.append(build_preview(sample, infos_of(sample, files), ruler))
     return tuple(found)

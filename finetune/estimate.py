@@ -1,4 +1,4 @@
-"""What training takes in memory and time, from shapes alone: computed, not measured.
+"""What training takes in memory, from shapes alone: computed, not measured.
 
 Letters: H width of the language model, M its hidden width, Q and K widths of its queries and keys,
 D width of an encoder, N tokens of a clip on the common grid, V encoder widths.
@@ -35,8 +35,6 @@ ENCODER_CLIPS, CONNECTOR_CLIPS = 1, 4
 LOGIT_ROWS = 1024
 # Gradients of activations stand beside those of the layer that is gone through backwards.
 _BACKWARD_SHARE = 1.5
-# Share of a multiplication's speed that a whole step reaches.
-_EFFICIENCY = 0.4
 
 
 @dataclass(frozen=True)
@@ -293,38 +291,3 @@ def _logits(training: Training, sample: SampleSize) -> int:
     if training.recipe.gradient_checkpointing:
         rows = min(rows, LOGIT_ROWS)
     return rows * training.run.llm.vocabulary * (2 * size + 3 * FLOAT32)
-
-
-def step_operations(training: Training, sample: SampleSize) -> float:
-    """Floating-point operations of one sample: two for each weight and token, more to learn.
-
-    A backward pass costs as much again for what stands behind a trained weight, and once more for
-    the trained weights themselves; checkpointing goes forward twice.
-    """
-    recipe, config = training.recipe, training.config
-    again = 1 if recipe.gradient_checkpointing else 0
-    whole = "llm" in recipe.train and "llm" not in training.low_rank
-    passes = 2 + again + (1 if whole else 0)
-    total = 2.0 * passes * sample.tokens * training.part_values("llm")
-    if training.cached:
-        return total
-    for encoder in config.encoders:
-        time, rows, columns = encoder.grid
-        tokens = time * rows * columns
-        tokens *= _pictures(config) if encoder.siglip is not None else 1
-        passes = 3 + again if "encoders" in recipe.train else 1
-        total += 2.0 * passes * sample.clips * tokens * encoder_values(encoder)
-    return total
-
-
-def estimate_seconds(
-    training: Training, sample: SampleSize, samples: int, operations_per_second: float
-) -> float:
-    """Time of a run, roughly.
-
-    Args:
-        sample: the mean one. samples: that are trained on, each time counted.
-        operations_per_second: of a matrix multiplication on the device.
-    """
-    speed = operations_per_second * _EFFICIENCY
-    return samples * step_operations(training, sample) / speed

@@ -1,4 +1,4 @@
-"""What a run needs on this machine, in words: its memory, what to lower, and roughly how long."""
+"""What a run needs on this machine, in words: its memory, what to lower."""
 
 from __future__ import annotations
 
@@ -6,7 +6,6 @@ import importlib.util
 import math
 import shlex
 import shutil
-import time
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
 from pathlib import Path
@@ -20,7 +19,6 @@ from apollo_cli.finetune.estimate import (
     STATE_BYTES,
     SampleSize,
     Training,
-    estimate_seconds,
     estimate_training,
 )
 from apollo_cli.finetune.recipe import Recipe
@@ -31,10 +29,6 @@ from apollo_cli.video.container import shown
 from apollo_cli.weights.bits import stored_kind
 from apollo_cli.weights.checkpoint import Checkpoint
 from apollo_cli.words import apart, count
-
-# Side of the matrices by which the speed of a device is felt out; and how often.
-_SIDE = {"cpu": 512, "cuda": 4096, "mps": 2048}
-_TRIES = 3
 
 
 def choose_hardware(recipe: Recipe) -> HardwareChoice:
@@ -71,18 +65,17 @@ def describe_needs(
     recipe: Recipe,
     config: NetworkConfig,
     lengths: Sequence[Length],
-    steps: int,
     hardware: HardwareChoice,
 ) -> Iterator[tuple[str, str]]:
     """Names and words for a report.
 
     Args:
         recipe: of the run. config: of its model.
-        lengths: of its samples, of which there is at least one. steps: of the whole run.
+        lengths: of its samples, of which there is at least one.
         hardware: that it runs on.
     """
     sizes = np.array([(each.tokens, each.trained, each.clips) for each in lengths])
-    longest, mean = (SampleSize(*map(int, row)) for row in (sizes.max(0), np.ceil(sizes.mean(0))))
+    longest = SampleSize(*map(int, sizes.max(0)))
     kind = hardware.device.partition(":")[0]
     dtype = "float32" if hardware.dtype == "float16" else hardware.dtype
     run = Run(config, kind, dtype, fused=hardware.attention == FLASH)
@@ -96,9 +89,6 @@ def describe_needs(
         words, fits = lowered(training, longest, free)
         enough = "it fits with" if fits else "a smaller model is needed; not enough is"
         yield "too much", f"{enough} {words}" if words else "a smaller model is needed"
-    samples = steps * recipe.batch_size
-    seconds = estimate_seconds(training, mean, samples, _speed(hardware, dtype))
-    yield "time", f"about {_spell_time(seconds)} of computing, roughly, without reading videos"
 
 
 def list_lacking(recipe: Recipe, config: NetworkConfig, steps: int, is_here: bool) -> Iterator[str]:
@@ -177,24 +167,3 @@ def _rungs(recipe: Recipe, sample: SampleSize) -> Iterator[tuple[str, Callable[[
     for tokens in (16_384, 8192, 4096, 2048, 1024, 512):
         if tokens < sample.tokens:
             yield f"max_tokens = {tokens}", lambda r, most=tokens: replace(r, max_tokens=most)
-
-
-def _speed(hardware: HardwareChoice, dtype: str) -> float:
-    """Operations a second of a matrix multiplication, felt out in a moment."""
-    import torch
-
-    side = _SIDE[hardware.device.partition(":")[0]]
-    matrix = torch.ones(side, side, device=hardware.device, dtype=getattr(torch, dtype))
-    fastest = float("inf")
-    for _ in range(_TRIES):
-        started = time.perf_counter()
-        float((matrix @ matrix)[0, 0])
-        fastest = min(fastest, time.perf_counter() - started)
-    return 2 * side**3 / fastest
-
-
-def _spell_time(seconds: float) -> str:
-    for size, name in ((86_400, "days"), (3600, "hours"), (60, "minutes")):
-        if seconds >= 2 * size:
-            return f"{seconds / size:.0f} {name}"
-    return count(max(1, round(seconds)), "second")

@@ -6,14 +6,12 @@ from collections.abc import Generator, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from contextlib import closing
 from dataclasses import dataclass, field, replace
-from functools import lru_cache
 from pathlib import Path
 from queue import SimpleQueue
 from typing import TYPE_CHECKING
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.finetune.data.facts import FactsCache, FileFacts
 from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.sample import Sample, Visual
 from apollo_cli.finetune.training.examples import (
@@ -122,56 +120,44 @@ class Ruler:
 def probe_files(
     samples: Sequence[Sample],
     *,
-    cache: Path | None = None,
     readers: int = 2,
     stall_seconds: float = _STALL_SECONDS,
     on_progress: Progress = no_progress,
-) -> dict[Path, FileFacts | str]:
+) -> dict[Path, VideoInfo | str]:
     """Look at every file of the samples once.
 
     Args:
-        cache: a JSON file of what was found out before; None keeps nothing.
         readers: files that are looked at at the same time, each by a process of its own.
         stall_seconds: longest time without progress in one file.
         on_progress: called with ``check``, files done, and files in all.
 
     Returns:
-        For each file its facts, or in words why it cannot be read.
+        For each file what can be planned with, or in words why it cannot be read.
     """
-    kept = FactsCache(cache) if cache else None
     paths = list(dict.fromkeys(v.path for sample in samples for v in sample.visuals))
-    found: dict[Path, FileFacts | str] = {}
-    for path in paths if kept else ():
-        facts = kept.get(path) if kept else None
-        if facts is not None:
-            found[path] = facts
-    missing = [path for path in paths if path not in found]
-    try:
-        with closing(_probe_all(missing, readers, stall_seconds)) as probed:
-            for path, facts in probed:
-                found[path] = facts
-                if kept and isinstance(facts, FileFacts):
-                    kept.put(path, facts)
-                on_progress("check", len(found), len(paths))
-    finally:
-        if kept and missing:
-            kept.save()
-    return found
+    found: dict[Path, VideoInfo | str] = {}
+    with closing(_probe_all(paths, readers, stall_seconds)) as probed:
+        for path, info in probed:
+            found[path] = info
+            on_progress("check", len(found), len(paths))
+    # In the order of the samples, whichever file was ready first.
+    return {path: found[path] for path in paths}
 
 
 def _probe_all(
     paths: Sequence[Path], readers: int, stall_seconds: float
-) -> Generator[tuple[Path, FileFacts | str]]:
+) -> Generator[tuple[Path, VideoInfo | str]]:
     threads = max(1, min(readers, len(paths)))
     own = [GuardedReader(stall_seconds=stall_seconds) for _ in range(threads)]
     free: SimpleQueue[GuardedReader] = SimpleQueue()
     for reader in own:
         free.put(reader)
 
-    def probe(path: Path) -> FileFacts | str:
+    def probe(path: Path) -> VideoInfo | str:
         reader = free.get()
         try:
-            return FileFacts.of(reader.probe(path))
+            # Nothing is read with it: what the reader needs is large for ten thousand files.
+            return replace(reader.probe(path), timeline=None)
         except (MediaError, UsageError) as error:
             return error.message.removeprefix(shown(path)).lstrip(": ")
         finally:
@@ -192,7 +178,7 @@ def _probe_all(
 
 def measure_samples(
     samples: Sequence[Sample],
-    files: dict[Path, FileFacts | str],
+    files: dict[Path, VideoInfo | str],
     ruler: Ruler,
     on_progress: Progress = no_progress,
 ) -> tuple[list[Length | None], list[Fault]]:
@@ -209,27 +195,24 @@ def measure_samples(
     faults = [
         Fault("odd_file", shown(path.name), warning)
         for path, facts in files.items()
-        if isinstance(facts, FileFacts)
+        if isinstance(facts, VideoInfo)
         for warning in facts.warnings
     ]
-
-    # Samples of one video mostly stand together.
-    @lru_cache(maxsize=64)
-    def info_of(path: Path) -> VideoInfo:
-        facts = files[path]
-        assert isinstance(facts, FileFacts)
-        return facts.info(path)
-
     lengths: list[Length | None] = []
     for number, sample in enumerate(samples, start=1):
         found = list_file_faults(sample, files)
         faults += found
         broken = any(fault.cost == "sample" for fault in found)
-        infos = [] if broken else [info_of(visual.path) for visual in sample.visuals]
-        lengths.append(None if broken else ruler.measure(sample, infos, faults))
+        lengths.append(None if broken else ruler.measure(sample, infos_of(sample, files), faults))
         if number % 64 == 0 or number == len(samples):
             on_progress("measure", number, len(samples))
     return lengths, faults
+
+
+def infos_of(sample: Sample, files: dict[Path, VideoInfo | str]) -> list[VideoInfo]:
+    """What is known of the files of a sample that can be read."""
+    found = (files[visual.path] for visual in sample.visuals)
+    return [info for info in found if isinstance(info, VideoInfo)]
 
 
 def list_length_faults(faults: Sequence[Fault], samples: int, recipe: Recipe) -> list[Fault]:
@@ -256,7 +239,7 @@ def list_length_faults(faults: Sequence[Fault], samples: int, recipe: Recipe) ->
     return [Fault("mostly_too_long", shown(recipe.path.name), words, next_step=remedy)]
 
 
-def list_file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list[Fault]:
+def list_file_faults(sample: Sample, files: dict[Path, VideoInfo | str]) -> list[Fault]:
     """What is wrong with the files of a sample, as ``probe_files`` found them."""
     found: list[Fault] = []
     for visual in sample.visuals:
@@ -271,7 +254,7 @@ def list_file_faults(sample: Sample, files: dict[Path, FileFacts | str]) -> list
     return found
 
 
-def _window_faults(sample: Sample, visual: Visual, facts: FileFacts) -> Iterator[Fault]:
+def _window_faults(sample: Sample, visual: Visual, facts: VideoInfo) -> Iterator[Fault]:
     length = f"{shown(visual.path.name)} ends at {facts.duration_seconds:g} s"
     if visual.start_seconds and visual.start_seconds >= facts.duration_seconds:
         yield Fault("outside_video", sample.name, f"from is {visual.start_seconds:g}; {length}")

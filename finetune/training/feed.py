@@ -11,10 +11,8 @@ import signal
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable
 from concurrent.futures import CancelledError, Future, ThreadPoolExecutor, wait
-from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Protocol, Self
 
 from apollo_cli.errors import DataError, FitError, MediaError, UsageError
@@ -100,7 +98,7 @@ class Feed:
         ahead: samples that are read before they are taken, at most.
         length_of: tokens of a slot's sample, which bound what is held in memory.
         say: tells the user what is slow.
-        slow_seconds: a reading that takes longer is named.
+        slow_seconds: a sample that training waits for longer is named.
     """
 
     def __init__(
@@ -125,7 +123,8 @@ class Feed:
         self._waiting = deque[tuple[int, Future[Example]]]()
         self._tokens = 0
         self._ending = threading.Event()
-        self._watchdog = Watchdog(say, slow_seconds)
+        self._say = say
+        self._slow_seconds = slow_seconds
         self._pool = ThreadPoolExecutor(readers, "reader", initializer=_shield_children)
 
     def __enter__(self) -> Self:
@@ -141,10 +140,16 @@ class Feed:
             DataError: too many samples cannot be read.
         """
         self._look_ahead()
-        tokens, future = self._waiting[0]
+        slot, future = self._waiting[0]
+        started = time.monotonic()
+        while not wait([future], timeout=self._slow_seconds).done:
+            sample = self._mixture.sample_at(slot)
+            files = ", ".join(visual.path.name for visual in sample.visuals)
+            seconds = time.monotonic() - started
+            self._say(f"still reading {files or sample.name}, {seconds:.0f} s")
         example = future.result()
         self._waiting.popleft()
-        self._tokens -= tokens
+        self._tokens -= self._length_of(slot)
         return example
 
     def close(self) -> None:
@@ -155,7 +160,6 @@ class Feed:
             self._builder.interrupt()
             wait(running, timeout=0.1)
         self._pool.shutdown()
-        self._watchdog.close()
 
     def _look_ahead(self) -> None:
         while not self._waiting or (
@@ -164,9 +168,8 @@ class Feed:
             slot = next(self._slots, None)
             if slot is None:
                 return
-            tokens = self._length_of(slot)
-            self._tokens += tokens
-            self._waiting.append((tokens, self._pool.submit(self._read, slot)))
+            self._tokens += self._length_of(slot)
+            self._waiting.append((slot, self._pool.submit(self._read, slot)))
 
     def _read(self, slot: int) -> Example:
         last = ""
@@ -178,8 +181,7 @@ class Feed:
                 raise CancelledError
             self._quarantine.note_tried(sample)
             try:
-                with self._watchdog.watching(sample):
-                    return self._builder.build(sample)
+                return self._builder.build(sample)
             except _OF_A_SAMPLE as error:
                 if self._ending.is_set():
                     raise
@@ -192,58 +194,6 @@ class Feed:
             next_step=f"apollo finetune check names all faults; {self._quarantine.path} lists "
             "the samples that were left out: delete it to try them again",
         )
-
-
-class Watchdog:
-    """Names the samples whose reading takes long, each time that it has taken twice as long.
-
-    Args:
-        say: tells the user. slow_seconds: when a reading is named first.
-    """
-
-    def __init__(self, say: Say, slow_seconds: float) -> None:
-        self._say = say
-        self._slow_seconds = slow_seconds
-        self._lock = threading.Lock()
-        self._readings: dict[int, _Reading] = {}
-        self._ended = threading.Event()
-        self._thread = threading.Thread(target=self._watch, name="watchdog", daemon=True)
-        self._thread.start()
-
-    @contextmanager
-    def watching(self, sample: Sample) -> Iterator[None]:
-        """Watch over what this thread reads."""
-        reading = _Reading(sample, time.monotonic(), self._slow_seconds)
-        with self._lock:
-            self._readings[threading.get_ident()] = reading
-        try:
-            yield
-        finally:
-            with self._lock:
-                del self._readings[threading.get_ident()]
-
-    def close(self) -> None:
-        """End its thread."""
-        self._ended.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while not self._ended.wait(min(1.0, self._slow_seconds / 2)):
-            now = time.monotonic()
-            with self._lock:
-                slow = [r for r in self._readings.values() if now - r.started >= r.told_next]
-            for reading in slow:
-                seconds = now - reading.started
-                reading.told_next = 2 * seconds
-                files = ", ".join(v.path.name for v in reading.sample.visuals)
-                self._say(f"still reading {files or reading.sample.name}, {seconds:.0f} s")
-
-
-@dataclass
-class _Reading:
-    sample: Sample
-    started: float
-    told_next: float
 
 
 def _shield_children() -> None:

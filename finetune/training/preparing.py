@@ -17,7 +17,6 @@ from filelock import FileLock, Timeout
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Trained, load_base, prepare_network
 from apollo_cli.finetune.data.dataset import Dataset, label_files
-from apollo_cli.finetune.data.facts import facts_file
 from apollo_cli.finetune.data.faults import Fault, count_lost
 from apollo_cli.finetune.data.mixture import Mixture
 from apollo_cli.finetune.data.sample import Sample
@@ -177,9 +176,7 @@ def _look(
     recipe: Recipe, data: Dataset, planner: Planner, on_progress: Progress
 ) -> tuple[dict[str, int], tuple[Fault, ...], str]:
     samples = [*data.samples, *data.held_out]
-    files = probe_files(
-        samples, cache=facts_file(recipe.output), readers=recipe.readers, on_progress=on_progress
-    )
+    files = probe_files(samples, readers=recipe.readers, on_progress=on_progress)
     ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
     lengths, faults = measure_samples(samples, files, ruler, on_progress)
     faults += list_length_faults(faults, len(samples), recipe)

@@ -12,7 +12,6 @@ from typing import Any
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import ApolloError, DataError
-from apollo_cli.finetune.data.facts import read_stamp
 from apollo_cli.finetune.data.sample import Sample
 from apollo_cli.values import parse_object
 from apollo_cli.words import count
@@ -131,7 +130,8 @@ def _key(sample: Sample) -> _Key:
 def stamp_of(path: str | Path) -> list[int] | None:
     """Size and time of the last change of a file; None where there is none."""
     try:
-        return read_stamp(Path(path))
+        status = Path(path).stat()
+        return [status.st_size, status.st_mtime_ns]
     except (OSError, ValueError):
         return None
 

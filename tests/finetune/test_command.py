@@ -31,7 +31,7 @@ def test_a_good_recipe_is_told_on_stdout(toy: Path, capsys: pytest.CaptureFixtur
     assert main(["finetune", "check", str(toy)]) == 0
     told = capsys.readouterr()
     assert told.out.startswith("recipe.toml: stage 3, lora")
-    for name in ("memory", "time", "steps", "WHAT IS LEARNED"):
+    for name in ("memory", "steps", "WHAT IS LEARNED"):
         assert name in told.out
     assert told.err == ""
 

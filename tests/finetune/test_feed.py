@@ -17,7 +17,7 @@ from apollo_cli.finetune.training.examples import Example
 from apollo_cli.finetune.training.feed import Feed, SlotOrder
 from apollo_cli.finetune.training.quarantine import Quarantine, read_quarantine
 from apollo_cli.model.prompt import Turn
-from tests.waiting import PATIENCE_SECONDS, until
+from tests.waiting import PATIENCE_SECONDS
 
 
 def samples(count: int, source: str = "a") -> list[Sample]:
@@ -137,15 +137,14 @@ def test_what_is_stuck_is_named_and_an_end_does_not_wait_for_it(tmp_path: Path):
     threads = threading.active_count()
     quarantine = Quarantine(tmp_path / "q", ignore)
     builder = Reading(seconds=lambda name: PATIENCE_SECONDS)
-    source = feed(mixture, builder, range(4), quarantine, say=said.append, slow_seconds=0.1)
 
-    def interrupt() -> None:
-        until(lambda: said)
+    def interrupt(line: str) -> None:
+        said.append(line)
         raise KeyboardInterrupt
 
+    source = feed(mixture, builder, range(4), quarantine, say=interrupt, slow_seconds=0.1)
     with pytest.raises(KeyboardInterrupt), source:
-        source._look_ahead()
-        interrupt()
+        source.take()
     assert said[0].startswith("still reading 7.mp4, ")
     assert threading.active_count() == threads
     # An end is no fault of the samples that were being read.
