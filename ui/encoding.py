@@ -27,8 +27,7 @@ from av.video.stream import VideoStream
 from PIL import Image
 
 from apollo_cli.errors import MediaError
-from apollo_cli.video import progress
-from apollo_cli.video.container import DEFAULT_READING, open_container, sniff
+from apollo_cli.video.container import DEFAULT_READING, advance, open_container, sniff, steps
 from apollo_cli.video.images import probe_image
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.probe import pick_stream, probe
@@ -133,7 +132,7 @@ class Progress:
     def _beat(self) -> None:
         last, wait = -1, threading.Event()
         while not wait.wait(_BEAT_SECONDS):
-            now = progress.steps()
+            now = steps()
             if now != last:
                 _say({"share": round(self.share, 4)})
                 last = now
@@ -179,7 +178,7 @@ def _encode(info: VideoInfo, part: Path, told: Progress) -> None:
             for seconds, stream, frame in heapq.merge(*tracks, key=lambda item: item[0]):
                 container.mux(stream.encode(frame))
                 told.share = min(1.0, seconds / max(info.duration_seconds, 1e-6))
-                progress.advance()
+                advance()
         _flush(container)
 
 

@@ -1,9 +1,9 @@
-"""What FFmpeg does not tell of a file's own structure: boxes of mp4 and mov, tags of FLV."""
+"""What FFmpeg does not say of a file's own structure: boxes of mp4 and mov, tags of FLV."""
 
 from __future__ import annotations
 
+import struct
 from collections.abc import Iterator
-from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO
 
@@ -14,28 +14,21 @@ _MOST_INDEX_BYTES = 1 << 24
 # An entry of an edit list that shows nothing has this start.
 _EMPTY = -1
 
-
-@dataclass(frozen=True)
-class Box:
-    """One box: its kind, where its content starts, and where it ends or should end."""
-
-    kind: bytes
-    start: int
-    end: int
+# Kind of a box, where its content starts, and where it ends or should end.
+Box = tuple[bytes, int, int]
 
 
 def read_boxes(file: BinaryIO, start: int, end: int) -> Iterator[Box]:
-    """The boxes that lie one behind the other from ``start`` on."""
+    """Yield the boxes that lie one behind the other from ``start`` on."""
     while start + 8 <= end:
-        file.seek(start)
-        header = file.read(16)
-        length, first = int.from_bytes(header[:4], "big"), start + 8
+        header, first = _read(file, start, 8), start + 8
+        length, kind = int.from_bytes(header[:4], "big"), header[4:]
         if length == 1:
-            length, first = int.from_bytes(header[8:16], "big"), start + 16
+            length, first = int.from_bytes(_read(file, first, 8), "big"), first + 8
         if length < 8 and length != 0:
             return
         start = start + length if length else end
-        yield Box(header[4:8], first, start)
+        yield kind, first, start
 
 
 def index_fault(path: Path) -> str:
@@ -43,15 +36,15 @@ def index_fault(path: Path) -> str:
     size = path.stat().st_size
     with path.open("rb") as file:
         boxes = list(read_boxes(file, 0, size))
-        if not boxes or boxes[0].kind not in _FIRST_BOXES:
+        if not boxes or boxes[0][0] not in _FIRST_BOXES:
             return ""
-        index = next((box for box in boxes if box.kind == b"moov"), None)
+        index = next((box for box in boxes if box[0] == b"moov"), None)
         if index is None:
             return "is incomplete: it has no index (moov)"
-        if index.end > size:
+        _, start, end = index
+        if end > size:
             return "is incomplete: its index (moov) is cut"
-        file.seek(index.start)
-        content = file.read(min(index.end - index.start, _MOST_INDEX_BYTES))
+        content = _read(file, start, min(end - start, _MOST_INDEX_BYTES))
     return "is encrypted" if any(mark in content for mark in _PROTECTED) else ""
 
 
@@ -62,26 +55,26 @@ def structure_faults(path: Path, container: str, track: int) -> list[str]:
         track: the number that the container gives the picture stream.
     """
     size = path.stat().st_size
-    joined = "another file is stored behind the first: only the first is read"
     with path.open("rb") as file:
-        if container.startswith("flv"):
-            return [joined] if _has_second_flv(file, size) else []
-        if not container.startswith("mov"):
-            return []
-        indices = [box for box in read_boxes(file, 0, size) if box.kind == b"moov"]
-        faults = [joined] if len(indices) > 1 else []
-        if indices and indices[0].end > size:
-            faults.append("its index (moov) is cut: pictures may be missing")
-        for index in indices[:1]:
-            faults += _edit_faults(file, index, track)
+        indices = []
+        if container.startswith("mov"):
+            indices = [box for box in read_boxes(file, 0, size) if box[0] == b"moov"]
+        is_joined = len(indices) > 1 or (
+            container.startswith("flv") and _has_second_flv(file, size)
+        )
+        joined = "another file is stored behind the first: only the first is read"
+        faults = [joined] if is_joined else []
+        for _, start, end in indices[:1]:
+            if end > size:
+                faults.append("its index (moov) is cut: pictures may be missing")
+            faults += _edit_faults(file, start, end, track)
     return faults
 
 
 def _has_second_flv(file: BinaryIO, size: int) -> bool:
     position = 13
     while position + 11 < size:
-        file.seek(position)
-        header = file.read(11)
+        header = _read(file, position, 11)
         if header[:4] == b"FLV\1":
             return True
         if header[0] & 0x1F not in (8, 9, 18):
@@ -90,50 +83,41 @@ def _has_second_flv(file: BinaryIO, size: int) -> bool:
     return False
 
 
-def _edit_faults(file: BinaryIO, index: Box, track: int) -> list[str]:
+def _edit_faults(file: BinaryIO, start: int, end: int, track: int) -> list[str]:
     scale, edits = 1, []
-    for box in read_boxes(file, index.start, index.end):
-        if box.kind == b"mvhd":
-            version = _number(file, box.start, 1)
-            scale = _number(file, box.start + (20 if version else 12), 4) or 1
-        elif box.kind == b"trak":
-            parts = {part.kind: part for part in read_boxes(file, box.start, box.end)}
-            head, list_of = parts.get(b"tkhd"), parts.get(b"edts")
-            if head is None or list_of is None:
-                continue
-            version = _number(file, head.start, 1)
-            if _number(file, head.start + (20 if version else 12), 4) == track:
-                for part in read_boxes(file, list_of.start, list_of.end):
-                    edits = _read_edits(file, part) if part.kind == b"elst" else edits
-    # Players wait for an empty entry in front, and the reader follows that.
-    empty = sum(length for length, start, _ in edits[1:] if start == _EMPTY)
+    for kind, first, last in read_boxes(file, start, end):
+        if kind == b"mvhd":
+            scale = _versioned(file, first) or 1
+        elif kind == b"trak":
+            parts = {box[0]: box[1:] for box in read_boxes(file, first, last)}
+            if {b"tkhd", b"edts"} <= parts.keys() and _versioned(file, parts[b"tkhd"][0]) == track:
+                lists = [box for box in read_boxes(file, *parts[b"edts"]) if box[0] == b"elst"]
+                edits = [edit for box in lists for edit in _read_edits(file, *box[1:])]
     faults = []
-    if empty:
+    # Players wait for an empty entry in front, and the reader follows that.
+    if empty := sum(length for length, begins, _ in edits[1:] if begins == _EMPTY):
         pause = f"its edit list shows nothing for {empty / scale:.2f} s on the way"
         faults.append(f"{pause}: the pictures are put end to end")
-    if any(rate != 1 << 16 for _, start, rate in edits if start != _EMPTY):
+    if any(rate != 1 << 16 for _, begins, rate in edits if begins != _EMPTY):
         faults.append("its edit list holds pictures or changes their speed: that is not followed")
     return faults
 
 
-def _read_edits(file: BinaryIO, box: Box) -> list[tuple[int, int, int]]:
+def _read_edits(file: BinaryIO, start: int, end: int) -> list[tuple[int, int, int]]:
     """Length in the film's ticks, start in the track's, and rate in 16.16 of each entry."""
-    wide = _number(file, box.start, 1) == 1
-    size = 8 if wide else 4
-    entry = 2 * size + 4
-    count = min(_number(file, box.start + 4, 4), (box.end - box.start - 8) // entry)
-    file.seek(box.start + 8)
-    data = file.read(min(count * entry, _MOST_INDEX_BYTES))
-    return [
-        (
-            int.from_bytes(data[at : at + size], "big"),
-            int.from_bytes(data[at + size : at + 2 * size], "big", signed=True),
-            int.from_bytes(data[at + 2 * size : at + entry], "big"),
-        )
-        for at in range(0, len(data) - entry + 1, entry)
-    ]
+    entry = struct.Struct(">QqI" if _read(file, start, 1) == b"\1" else ">IiI")
+    count = int.from_bytes(_read(file, start + 4, 4), "big")
+    count = min(count, (min(end, start + _MOST_INDEX_BYTES) - start - 8) // entry.size)
+    data = _read(file, start + 8, max(0, count) * entry.size)
+    return list(entry.iter_unpack(data[: len(data) // entry.size * entry.size]))
 
 
-def _number(file: BinaryIO, position: int, size: int) -> int:
+def _versioned(file: BinaryIO, start: int) -> int:
+    """The number behind two times, which take 8 bytes each in version 1 of a box and else 4."""
+    offset = 20 if _read(file, start, 1) == b"\1" else 12
+    return int.from_bytes(_read(file, start + offset, 4), "big")
+
+
+def _read(file: BinaryIO, position: int, size: int) -> bytes:
     file.seek(position)
-    return int.from_bytes(file.read(size), "big")
+    return file.read(size)

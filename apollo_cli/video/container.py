@@ -84,6 +84,20 @@ _CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a]")
 STDIN_FOLDER = "apollo-stdin-"
 
 
+_steps = 0
+
+
+def advance() -> None:
+    """Count a packet or picture that has been read, to tell slow work from a hang."""
+    global _steps  # noqa: PLW0603 - one count for the whole process is the point
+    _steps += 1
+
+
+def steps() -> int:
+    """Number of packets and pictures read by this process."""
+    return _steps
+
+
 def shown(path: str | Path) -> str:
     """The whole name on one line: characters that would break or hide it are escaped.
 

@@ -26,7 +26,6 @@ from apollo_cli.errors import DeviceError, MediaError, UsageError
 from apollo_cli.video.channel import Reply, Request, decode, encode
 from apollo_cli.video.container import DEFAULT_READING, resolve_file, shown
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.progress import Patience
 from apollo_cli.video.reader import Frames
 from apollo_cli.video.transforms import PixelSpec
 
@@ -49,7 +48,7 @@ class GuardedReader:
 
     Attributes:
         stall_seconds: longest time without any progress before the child is ended. Its start does
-            not count, nor does time in which a busy machine does not let it work.
+            not count.
     """
 
     def __init__(self, *, stall_seconds: float = 30.0) -> None:
@@ -215,10 +214,11 @@ class GuardedReader:
         poll = select.poll()
         poll.register(pipe, event)
         most = self.stall_seconds if self._has_started else _START_SECONDS
-        patience: Patience | None = None
+        # Waits are counted instead of clocked: while both processes are stopped none passes.
+        waited = 0.0
         while not poll.poll(1000 * max(0, min(_POLL_SECONDS, self._deadline - time.monotonic()))):
-            patience = patience or Patience(child.pid)
-            if patience.update() >= most or time.monotonic() >= self._deadline:
+            waited += _POLL_SECONDS
+            if waited >= most or time.monotonic() >= self._deadline:
                 raise TimeoutError
 
     @contextmanager

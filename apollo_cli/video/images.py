@@ -20,8 +20,7 @@ from PIL.TiffImagePlugin import TiffImageFile
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
-from apollo_cli.video import progress
-from apollo_cli.video.container import check_length, check_size, resolve_file, shown, sniff
+from apollo_cli.video.container import advance, check_length, check_size, resolve_file, shown, sniff
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.picture import over_black
 from apollo_cli.video.timeline import typical_step
@@ -181,7 +180,7 @@ def walk_image(path: Path, pictures: list[int]) -> Iterator[tuple[int, np.ndarra
         is_still = getattr(image, "n_frames", 1) < 2
         first = _first_page(image)
         for index in pictures:
-            progress.advance()
+            advance()
             image.seek(first + index)
             image.load()
             upright = image
@@ -244,7 +243,7 @@ def _read_durations(image: Image.Image, path: Path) -> tuple[list[float], bool]:
     if pages is not None and pages - first < 2:
         return [], is_cut
     while pages is None or index < pages:
-        progress.advance()
+        advance()
         try:
             image.seek(index)
             # Pillow tells a WebP frame's duration only once it is loaded.
@@ -344,3 +343,12 @@ def _by_strips(
 def _tag(image: Image.Image, number: int) -> Any:
     value = image.tag_v2.get(number) if isinstance(image, TiffImageFile) else None
     return value[0] if isinstance(value, tuple) else value
+
+
+def read_images(info: VideoInfo, pictures: list[int]) -> Iterator[tuple[int, np.ndarray, bool]]:
+    """Yield pictures of an image, an animation or a folder of images as ``walk_image`` does."""
+    if not info.files:
+        yield from walk_image(info.path, pictures)
+    for picture in pictures if info.files else ():
+        ((_, rgb, is_damaged),) = walk_image(info.files[picture], [0])
+        yield picture, rgb, is_damaged

@@ -9,7 +9,6 @@ from typing import Literal
 
 import numpy as np
 
-from apollo_cli.video.picture import Turn
 from apollo_cli.video.timeline import Timeline, typical_step
 
 # A warning that the reader acts on.
@@ -67,11 +66,6 @@ class VideoInfo:
         """Number of pictures shown."""
         return len(self.times)
 
-    @property
-    def turn(self) -> Turn:
-        """What makes a stored picture upright."""
-        return Turn(self.rotation, self.mirrored)
-
     def frames_at(self, seconds: np.ndarray) -> np.ndarray:
         """Indices of the pictures on display then, in the shape of ``seconds``.
 
@@ -82,13 +76,17 @@ class VideoInfo:
         found = np.searchsorted(self.times, np.asarray(seconds, np.float64) + slack, side="right")
         return np.clip(found - 1, 0, len(self.times) - 1)
 
-    def key_pictures(self, pictures: np.ndarray) -> np.ndarray:
-        """The nearest picture, before or after each, that decodes without any other."""
+    @property
+    def key_pictures(self) -> np.ndarray:
+        """Indices of the pictures that decode without any other, ascending."""
         line = self.timeline
-        if line is None or line.walk in ("straight", "count"):
-            return pictures
-        keys = np.unique(line.picture[line.keys])
-        keys = keys[keys >= 0]
+        if line is None or not line.enters_anywhere:
+            return np.arange(self.frame_count)
+        return np.flatnonzero(np.isin(line.packet, line.keys))
+
+    def nearest_keys(self, pictures: np.ndarray) -> np.ndarray:
+        """The key picture nearest in time to each picture, before or after it."""
+        keys = self.key_pictures
         if not len(keys):
             return pictures
         after = np.clip(np.searchsorted(keys, pictures), 0, len(keys) - 1)

@@ -1,81 +1,72 @@
-"""From a decoded picture to upright RGB in display proportions."""
+"""From a decoded picture to upright RGB in display proportions, for an ordinary screen."""
 
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 from fractions import Fraction
+from functools import cache
 
 import av
 import numpy as np
-
-from apollo_cli.video.tonemap import is_hdr, tone_map
 
 # Beyond this a pixel shape is taken for a fault of the file.
 _MAX_PIXEL_ASPECT = 8
 
 _ALPHA_FORMATS = ("yuva", "rgba", "bgra", "argb", "abgr", "gbrap", "ya8", "ya16", "pal8")
 
+# Codes of FFmpeg for the brightness curves of HDR and for its primaries.
+_PQ, _HLG = 16, 18
+_BT2020 = 9
 
-@dataclass(frozen=True)
-class Turn:
-    """How a stored picture is made upright: mirrored left to right, then turned clockwise."""
+# Brightness of diffuse white in HDR programmes (ITU-R BT.2408), and the peak that is kept.
+_WHITE_NITS = 203.0
+_PEAK_NITS = 1000.0
 
-    rotation: int = 0
-    mirrored: bool = False
-
-    def apply(self, rgb: np.ndarray) -> np.ndarray:
-        """Turn an (H, W, 3) picture; the result is contiguous."""
-        if self.mirrored:
-            rgb = rgb[:, ::-1]
-        return np.ascontiguousarray(np.rot90(rgb, -self.rotation // 90))
-
-    def size(self, width: int, height: int) -> tuple[int, int]:
-        """Width and height after turning."""
-        return (height, width) if self.rotation in (90, 270) else (width, height)
+_BT2020_TO_BT709 = np.array(
+    [[1.6605, -0.5876, -0.0728], [-0.1246, 1.1329, -0.0083], [-0.0182, -0.1006, 1.1187]],
+    dtype=np.float32,
+)
+_ROWS_AT_ONCE = 128
 
 
-def read_turn(frame: av.VideoFrame) -> Turn:
-    """The turn that a display matrix asks for, to the nearest right angle."""
-    angle, mirrored = turn_angle(frame)
-    return Turn(round(angle / 90) * 90 % 360, mirrored)
-
-
-def turn_angle(frame: av.VideoFrame) -> tuple[float, bool]:
-    """Degrees clockwise that a display matrix asks for, and whether it mirrors before that."""
+def read_turn(frame: av.VideoFrame) -> tuple[int, bool]:
+    """Degrees clockwise, to a right angle, that a display matrix asks for; mirrored before that."""
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
-        return 0.0, False
+        return 0, False
     a, b, _, c, d, *_ = np.frombuffer(matrix, dtype=np.int32, count=9).tolist()
     mirrored = a * d - b * c < 0
-    if mirrored:
-        a, b = -a, -b
-    return math.degrees(math.atan2(b, a)) % 360, mirrored
+    angle = math.atan2(-b, -a) if mirrored else math.atan2(b, a)
+    return round(math.degrees(angle) / 90) * 90 % 360, mirrored
 
 
-def display_shape(width: int, height: int, aspect: Fraction | None) -> tuple[int, int]:
-    """Width and height in square pixels, before turning; the height is kept."""
-    if aspect is None or not 1 / _MAX_PIXEL_ASPECT <= aspect <= _MAX_PIXEL_ASPECT:
-        return width, height
-    return max(1, round(width * aspect)), height
+def display_size(
+    width: int, height: int, aspect: Fraction | None, rotation: int = 0
+) -> tuple[int, int]:
+    """Width and height in square pixels, after turning; the stored height is kept."""
+    if aspect is not None and 1 / _MAX_PIXEL_ASPECT <= aspect <= _MAX_PIXEL_ASPECT:
+        width = max(1, round(width * aspect))
+    return (height, width) if rotation in (90, 270) else (width, height)
 
 
-def to_rgb(frame: av.VideoFrame, aspect: Fraction | None, turn: Turn) -> np.ndarray:
+def to_rgb(
+    frame: av.VideoFrame, aspect: Fraction | None, rotation: int, mirrored: bool
+) -> np.ndarray:
     """Convert a decoded picture to upright (H, W, 3) uint8 RGB.
 
     The colour matrix is the one that the file names; where it names none, FFmpeg's default
     (BT.601), which is what the original's reader does. Alpha is laid over black, HDR is
     tone-mapped.
     """
-    width, height = display_shape(frame.width, frame.height, aspect)
+    width, height = display_size(frame.width, frame.height, aspect)
     if is_hdr(frame):
-        rgb = tone_map(frame, width, height)
+        rgb = _tone_map(frame, width, height)
     elif frame.format.name.startswith(_ALPHA_FORMATS):
-        rgba = frame.reformat(width, height, "rgba").to_ndarray()
-        rgb = over_black(rgba)
+        rgb = over_black(frame.reformat(width, height, "rgba").to_ndarray())
     else:
         rgb = frame.reformat(width, height, "rgb24").to_ndarray()
-    return turn.apply(rgb) if turn != Turn() else rgb
+    rgb = rgb[:, ::-1] if mirrored else rgb
+    return np.ascontiguousarray(np.rot90(rgb, -rotation // 90))
 
 
 def over_black(rgba: np.ndarray) -> np.ndarray:
@@ -85,3 +76,51 @@ def over_black(rgba: np.ndarray) -> np.ndarray:
         return np.ascontiguousarray(rgba[..., :3])
     scaled = rgba[..., :3].astype(np.uint16) * alpha[..., None]
     return ((scaled + 127) // 255).astype(np.uint8)
+
+
+def is_hdr(frame: av.VideoFrame) -> bool:
+    """Whether the picture carries PQ or HLG brightness."""
+    return int(frame.color_trc) in (_PQ, _HLG)
+
+
+def _tone_map(frame: av.VideoFrame, width: int, height: int) -> np.ndarray:
+    """Convert an HDR picture to (height, width, 3) uint8, a few rows at a time."""
+    deep = np.asarray(frame.reformat(width, height, "rgb48le").to_ndarray(), dtype=np.uint16)
+    light, encode = _light_table(int(frame.color_trc)), _display_table()
+    is_wide = int(frame.color_primaries) == _BT2020
+    peak = _PEAK_NITS / _WHITE_NITS
+    out = np.empty((height, width, 3), dtype=np.uint8)
+    for top in range(0, height, _ROWS_AT_ONCE):
+        linear = light[deep[top : top + _ROWS_AT_ONCE]]
+        if is_wide:
+            linear = linear @ _BT2020_TO_BT709.T
+        # One factor for all three colours keeps the hue: the extended Reinhard curve maps diffuse
+        # white from 1 and the peak to 1.
+        brightest = np.maximum(linear.max(axis=2, keepdims=True), 1e-6)
+        linear *= (1 + brightest / peak**2) / (1 + brightest)
+        index = np.clip(linear * 4095 + 0.5, 0, 4095).astype(np.int16)
+        out[top : top + _ROWS_AT_ONCE] = encode[index]
+    return out
+
+
+@cache
+def _light_table(transfer: int) -> np.ndarray:
+    """Linear light, 1 at diffuse white, for each 16-bit code (ITU-R BT.2100)."""
+    code = np.arange(65536, dtype=np.float64) / 65535
+    if transfer == _PQ:
+        root = code ** (1 / 78.84375)
+        top = np.maximum(root - 0.8359375, 0)
+        nits = 10000 * (top / (18.8515625 - 18.6875 * root)) ** (1 / 0.1593017578125)
+    else:
+        a, b, c = 0.17883277, 0.28466892, 0.55991073
+        scene = np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12)
+        nits = _PEAK_NITS * scene**1.2
+    return (np.minimum(nits, _PEAK_NITS) / _WHITE_NITS).astype(np.float32)
+
+
+@cache
+def _display_table() -> np.ndarray:
+    """sRGB code for each of 4096 steps of linear light."""
+    light = np.arange(4096) / 4095
+    code = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    return np.round(code * 255).astype(np.uint8)

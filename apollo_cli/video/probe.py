@@ -4,9 +4,10 @@ from __future__ import annotations
 
 import gc
 import os
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import closing
-from dataclasses import dataclass, replace
+from dataclasses import replace
+from fractions import Fraction
 from pathlib import Path
 
 import av
@@ -17,7 +18,6 @@ import numpy as np
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.boxes import structure_faults
-from apollo_cli.video.clock import read_clock
 from apollo_cli.video.container import (
     DEFAULT_READING,
     check_index,
@@ -30,43 +30,32 @@ from apollo_cli.video.container import (
     sniff,
     unchanged,
 )
-from apollo_cli.video.feed import Feed, is_cover, picture_streams
+from apollo_cli.video.decoder import Decoder
 from apollo_cli.video.images import probe_folder, probe_image
 from apollo_cli.video.info import FORMAT_CHANGES, VideoInfo
-from apollo_cli.video.packets import NO_TIME, PacketScan, scan_packets
-from apollo_cli.video.picture import Turn, display_shape, read_turn, turn_angle
+from apollo_cli.video.packets import NO_TIME, PacketScan, is_cover, picture_streams, scan_packets
+from apollo_cli.video.picture import display_size, is_hdr, read_turn
 from apollo_cli.video.timeline import (
-    Times,
     build_timeline,
     damaged_spans,
     leading_packets,
     order_times,
     typical_step,
 )
-from apollo_cli.video.tonemap import is_hdr
 from apollo_cli.words import count
 
 # Each of these keeps a palette from the first packet on, or is not safe to enter midway.
-_IN_ORDER = [
-    "msrle",
-    "msvideo1",
-    "cinepak",
-    "smc",
-    "8bps",
-    "qtrle",
-    "flic",
-    "zmbv",
+_IN_ORDER = (
+    *("msrle", "msvideo1", "cinepak", "smc", "8bps", "qtrle", "flic", "zmbv"),
     "rawvideo",
-]
+)
 _TRUE_TIME_CONTAINERS = ("mov", "matroska", "mpegts", "mpeg", "flv", "nut")
 _INDEXED_CONTAINERS = ("mov", "matroska")
+_GUESSED_RATE = Fraction(25)
 
 # A header may round; it may not promise more than this share beyond what is there.
-_LENGTH_SLACK = 0.05
-_LENGTH_SLACK_SECONDS = 0.5
-_LONG_GAP_SECONDS = 60.0
-_SPLICED_GAP_SECONDS = 5.0
-_HANDOVER_SECONDS = 0.2
+_LENGTH_SLACK, _LENGTH_SLACK_SECONDS = 0.05, 0.5
+_LONG_GAP_SECONDS, _SPLICED_GAP_SECONDS = 60.0, 5.0
 _OFFSET_SECONDS = 0.9
 _SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
 
@@ -89,8 +78,13 @@ def probe(path: str | Path, reading: ReadingOptions = DEFAULT_READING) -> VideoI
     absolute = resolve_file(path)
     identity = identify(absolute)
     with unchanged(absolute, identity):
-        is_image = sniff(absolute) == "image"
-        info = probe_image(absolute, reading) if is_image else _probe_video(absolute, reading)
+        if sniff(absolute) == "image":
+            info = probe_image(absolute, reading)
+        else:
+            info = _probe_video(absolute, reading)
+            # Asked for its side data, a picture of PyAV refers to itself: nothing else frees it
+            # soon.
+            gc.collect(1)
     return replace(info, identity=identity)
 
 
@@ -109,14 +103,14 @@ def pick_stream(
             raise MediaError(f"{shown(path)} has pictures in a coding that is not known")
         what = "has sound only" if container.streams.audio else "has no picture stream"
         raise MediaError(f"{shown(path)} {what}", "a picture stream is needed")
-    if index is not None:
-        for candidate in moving:
-            if candidate.index == index:
-                return candidate
-        known = ", ".join(str(s.index) for s in moving)
-        raise MediaError(f"--stream {index} of {shown(path)}", f"its picture streams are {known}")
-    best = container.streams.best("video")
-    return best if isinstance(best, av.video.stream.VideoStream) and best in moving else moving[0]
+    if index is None:
+        best = container.streams.best("video")
+        return next((stream for stream in moving if stream is best), moving[0])
+    for stream in moving:
+        if stream.index == index:
+            return stream
+    known = ", ".join(str(stream.index) for stream in moving)
+    raise MediaError(f"--stream {index} of {shown(path)}", f"its picture streams are {known}")
 
 
 def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
@@ -127,182 +121,143 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
         has_index = len(stream.index_entries) > 0 or not kind.startswith("mov")
         check_size(path, (stream.codec_context.width, stream.codec_context.height), reading)
         scan = scan_packets(container, stream, reading.max_pictures)
-        if scan is None:
-            check_length(path, reading.max_pictures + 1, 0, reading)
-        assert scan is not None
+        check_length(path, len(scan), 0, reading)
         if scan.encrypted:
             raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
-        if not scan.is_shown.any():
-            raise MediaError(f"{shown(path)} shows no picture: its picture stream is empty")
-        first = _decode_first(path, stream.index, scan)
-        is_shown = scan.is_shown & ~first.undecodable
+        first, undecodable, reorders = _decode_first(path, stream.index, scan)
+        is_shown = scan.is_shown & ~undecodable
         if not is_shown.any():
             raise MediaError(f"{shown(path)} shows no picture that can be decoded")
-        times = order_times(scan, is_shown, float(stream.time_base or 1))
-        clock = read_clock(container, stream, scan, times)
+        tick = stream.time_base or Fraction(1)
+        ticks, order, restarts, untimed = order_times(scan, is_shown, float(tick))
+        nominal_rate = stream.average_rate
+        rate = stream.codec_context.framerate or nominal_rate or stream.guessed_rate
+        nominal_step = float(1 / (rate or _GUESSED_RATE) / tick)
+        if untimed == len(ticks):
+            ticks = ticks * nominal_step
+        last = float(scan.durations[order[-1]])
+        step = typical_step(ticks) or last or nominal_step
+        last = last if 0 < last < 100 * step else step
+        offset = _clock_start(container, float(ticks[0] * tick))
+        # Dividing last gives the nearest float to each true time.
+        seconds = ticks * tick.numerator / tick.denominator - offset
         aspect = stream.sample_aspect_ratio
-        aspect = None if not aspect or aspect == 1 else aspect
+        aspect = aspect if aspect and aspect != 1 else None
+        rotation, mirrored = read_turn(first)
         info = VideoInfo(
             path=path,
             kind="video",
-            times=clock.seconds,
-            duration_seconds=clock.duration_seconds,
-            stored_size=first.size,
-            display_size=first.turn.size(*display_shape(*first.size, aspect)),
+            times=seconds,
+            duration_seconds=float(seconds[-1] + last * tick),
+            stored_size=(first.width, first.height),
+            display_size=display_size(first.width, first.height, aspect, rotation),
             codec=codec,
             container=kind,
-            rotation=first.turn.rotation,
-            mirrored=first.turn.mirrored,
+            rotation=rotation,
+            mirrored=mirrored,
             sample_aspect=aspect,
-            source_fps=clock.source_fps,
-            constant_rate=clock.constant_rate,
-            clock_offset_seconds=clock.offset_seconds,
-            tick_seconds=clock.tick_seconds,
+            source_fps=_average_rate(seconds, nominal_rate),
+            constant_rate=bool((np.abs(np.diff(ticks) - step) <= max(1.01, 0.02 * step)).all()),
+            clock_offset_seconds=offset,
+            tick_seconds=float(tick),
             stream_index=stream.index,
             timeline=build_timeline(
                 scan,
-                times,
-                may_seek=has_index and kind.startswith(_INDEXED_CONTAINERS),
-                in_order=first.is_palette or codec in _IN_ORDER or scan.needs_all,
-                reorders=first.reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
+                order,
+                may_seek=has_index and kind.startswith(_INDEXED_CONTAINERS) and not restarts,
+                in_order=first.format.name == "pal8" or codec in _IN_ORDER or scan.needs_all,
+                reorders=reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
             ),
         )
-        lost = int((scan.is_shown & first.undecodable).sum())
-        faults = _faults(
-            info, container, stream, scan=scan, times=times, lost=lost, first=first.warnings
-        )
-        warnings = tuple(faults)
+        lost = int((scan.is_shown & undecodable).sum())
+        faults = [
+            *_data_faults(info, container, stream, scan, lost),
+            *_time_faults(info, restarts, untimed),
+            *([] if restarts else _length_faults(info, container, stream)),
+            *([FORMAT_CHANGES] if len(scan.formats) > 1 else []),
+            *_picture_faults(info, first),
+        ]
     check_size(path, info.stored_size, reading)
     check_size(path, info.display_size, reading)
     check_length(path, info.frame_count, info.duration_seconds, reading)
-    return replace(info, warnings=warnings)
+    return replace(info, warnings=tuple(faults))
 
 
-@dataclass(frozen=True)
-class _FirstPictures:
-    """What decoding the start of a stream has found out.
+def _clock_start(container: av.container.InputContainer, first_seconds: float) -> float:
+    """Where a player's clock starts on the container's time line.
 
-    Attributes:
-        size: stored width and height.
-        turn: from the display matrix.
-        is_palette: pixels are numbers of colours.
-        reorders: the decoder holds pictures back, to put them into another order.
-        undecodable: (packets,) bool: in front of the first key packet, or behind it and built on
-            pictures that are not in the file.
-        warnings: what is odd about the first picture.
+    mp4 and mov keep their edited time line, since players show it so; in other containers it is
+    the first time stamp, be it of sound or of pictures.
     """
-
-    size: tuple[int, int]
-    turn: Turn
-    is_palette: bool
-    reorders: bool
-    undecodable: np.ndarray
-    warnings: list[str]
+    if container.format.name.startswith("mov"):
+        return min(0.0, first_seconds)
+    start = container.start_time
+    return first_seconds if start is None else min(first_seconds, start / av.time_base)
 
 
-def _decode_first(path: Path, stream_index: int, scan: PacketScan) -> _FirstPictures:
+def _average_rate(seconds: np.ndarray, nominal: Fraction | None) -> float | None:
+    if len(seconds) < 2 or seconds[-1] <= seconds[0]:
+        return float(nominal) if nominal else None
+    measured = (len(seconds) - 1) / float(seconds[-1] - seconds[0])
+    # Coarse ticks blur the measured rate; the nominal one is exact where the two agree.
+    return float(nominal) if nominal and abs(nominal / measured - 1) < 2e-3 else measured
+
+
+def _decode_first(
+    path: Path, stream_index: int, scan: PacketScan
+) -> tuple[av.VideoFrame, np.ndarray, bool]:
     """Decode from the first key packet to the last picture that is shown before it.
+
+    Returns:
+        The first picture; for each packet whether it is undecodable, since it lies in front of
+        the first key packet or is built on pictures that are not in the file; whether the decoder
+        holds pictures back, to put them into another order.
 
     Raises:
         MediaError: nothing comes out.
     """
     keys = np.flatnonzero(scan.is_key)
     start = int(keys[0]) if len(keys) else 0
-    numbers = np.arange(len(scan.pts))
+    numbers = np.arange(len(scan))
     leads = np.isin(numbers, leading_packets(scan.pts, keys, start)) & scan.is_shown
     last = int(np.flatnonzero(leads)[-1]) if leads.any() else start
     stop = min(start + _MOST_PACKETS, last + _FURTHER_PACKETS)
     came: set[int] = set()
     first: av.VideoFrame | None = None
-    pictures: list[tuple[int, av.VideoFrame]] = []
-    is_sound = True
-    with closing(Feed(path, stream_index)) as feed:
-        feed.skip_to(start)
-        while first is None or feed.number < stop:
-            packet = feed.read()
-            pictures = feed.drain() if packet is None else feed.decode(packet)
+    is_sound, packet = True, None
+    with closing(Decoder(path, stream_index)) as decoder:
+        decoder.skip_to(start)
+        while first is None or decoder.number < stop:
+            packet = decoder.read()
+            pictures = decoder.drain() if packet is None else decoder.decode(packet)
             came.update(number for number, _ in pictures)
-            is_sound &= not feed.is_broken
-            if first is None and pictures:
-                first = pictures[0][1]
+            is_sound &= not decoder.is_broken
+            first = first or next((frame for _, frame in pictures), None)
             if packet is None:
                 break
-        came.update(number for number, _ in feed.drain())
+        came.update(number for number, _ in decoder.drain())
+        reorders = decoder.context.has_b_frames
     if first is None:
-        raise MediaError(f"{shown(path)}: no picture can be decoded", "it may be damaged")
+        raise MediaError(f"{shown(path)} shows no picture that can be decoded")
     undecodable = (numbers < start) | (leads & ~np.isin(numbers, list(came)))
     if is_sound and came and (shown_first := scan.pts[min(came)]) != NO_TIME:
         # Where no picture stands alone, the decoder holds back all until the whole is refreshed.
         undecodable |= (numbers < min(came)) & (scan.pts < shown_first)
-    angle = turn_angle(first)[0]
-    faults = {
-        f"the picture is turned by {angle:.0f} degrees: it is shown upright to the nearest right "
-        "angle": abs(angle / 90 % 1 - 0.5) < 0.49,
-        "interlaced: pictures are taken as they are stored": first.interlaced_frame,
-        "HDR: brightness is mapped to an ordinary screen": is_hdr(first),
-    }
-    found = _FirstPictures(
-        size=(first.width, first.height),
-        turn=read_turn(first),
-        is_palette=first.format.name == "pal8",
-        reorders=feed.stream.codec_context.has_b_frames,
-        undecodable=undecodable,
-        warnings=[fault for fault, is_there in faults.items() if is_there],
-    )
-    # Asked for its side data, a picture of PyAV refers to itself: nothing else would free it soon.
-    del first, pictures
-    gc.collect(1)
-    return found
+    return first, undecodable, reorders
 
 
-def _faults(
+def _data_faults(
     info: VideoInfo,
     container: av.container.InputContainer,
     stream: av.video.stream.VideoStream,
-    *,
     scan: PacketScan,
-    times: Times,
     lost: int,
-    first: Iterable[str],
 ) -> Iterator[str]:
-    """Yield all warnings about a file, the gravest first.
+    """Yield what is missing, damaged or not read.
 
     Args:
-        info: what is known of it, without warnings.
         lost: number of pictures at the start that can't be decoded.
-        first: what is odd about the first picture.
     """
-    yield from _missing(scan, lost)
-    yield from _unread(container, stream, scan)
-    yield from structure_faults(info.path, info.container, stream.id)
-    yield from _times(info, times)
-    promised = None
-    if stream.duration and stream.time_base:
-        promised = float(stream.duration * stream.time_base)
-    elif len(container.streams) == 1 and container.duration:
-        # With several streams, the container's length may be that of the sound.
-        promised = container.duration / av.time_base
-    if promised is not None and not times.restarts:
-        end = info.duration_seconds
-        # Some containers count from 0, some from the first picture, some from their own start.
-        start = (container.start_time or 0) / av.time_base
-        ends = (end, end - float(info.times[0]), end + start)
-        nearest = min(ends, key=lambda there: abs(there - promised))
-        if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
-            yield f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"
-    if scan.formats > 1:
-        yield FORMAT_CHANGES
-    yield from first
-    if info.clock_offset_seconds > _OFFSET_SECONDS:
-        start = f"{info.clock_offset_seconds:.2f} s"
-        yield f"the file's clock starts at {start}: times count from there"
-    if info.sample_aspect and display_shape(*info.stored_size, info.sample_aspect) == (
-        info.stored_size
-    ):
-        yield f"a pixel aspect of {info.sample_aspect} is ignored"
-
-
-def _missing(scan: PacketScan, lost: int) -> Iterator[str]:
     if scan.cut_short:
         yield "the file ends early: the last picture is incomplete"
     if scan.blank:
@@ -315,34 +270,22 @@ def _missing(scan: PacketScan, lost: int) -> Iterator[str]:
     if lost:
         first = "first picture" if lost == 1 else f"first {lost} pictures"
         yield f"the {first} can't be decoded: the file starts in a group"
-
-
-def _unread(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream, scan: PacketScan
-) -> Iterator[str]:
     others = [str(s.index) for s in picture_streams(container) if s.index != stream.index]
     if others:
         names = ", ".join(others)
         yield f"only picture stream {stream.index} is read, not {names}: choose with --stream"
-    known = scan.pts[scan.pts != NO_TIME] * float(stream.time_base or 1)
-    for index, (begins, ends) in scan.elsewhere.items():
-        # Pictures that go on in another stream, not the same time seen by another camera.
-        if len(known) and (
-            begins > known.max() - _HANDOVER_SECONDS or ends < known.min() + _HANDOVER_SECONDS
-        ):
-            yield f"stream {index} holds the pictures from {begins:.1f} s to {ends:.1f} s"
-    if scan.late_streams:
-        yield "further streams begin on the way: they are not read"
+    yield from structure_faults(info.path, info.container, stream.id)
 
 
-def _times(info: VideoInfo, times: Times) -> Iterator[str]:
+def _time_faults(info: VideoInfo, restarts: int, untimed: int) -> Iterator[str]:
+    """Yield what is odd about the times of pictures."""
     seconds = info.times
-    if times.untimed == len(seconds):
+    if untimed == len(seconds):
         yield "no time stamps: times follow from a nominal rate"
-    elif times.untimed:
-        untimed = count(times.untimed, "picture has", "pictures have")
-        yield f"{untimed} no time stamp: it is estimated"
-    if times.restarts:
+    elif untimed:
+        pictures = count(untimed, "picture has", "pictures have")
+        yield f"{pictures} no time stamp: it is estimated"
+    if restarts:
         yield "the time line starts again on the way: the parts are put end to end"
     gaps = np.diff(seconds)
     is_spliced = info.container in _SPLICED_CONTAINERS
@@ -354,3 +297,35 @@ def _times(info: VideoInfo, times: Times) -> Iterator[str]:
     if repeats := int((gaps <= 0).sum()):
         shared = count(repeats, "picture shares its time", "pictures share their time")
         yield f"{shared} with another one"
+    if info.clock_offset_seconds > _OFFSET_SECONDS:
+        start = f"{info.clock_offset_seconds:.2f} s"
+        yield f"the file's clock starts at {start}: times count from there"
+
+
+def _length_faults(
+    info: VideoInfo,
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+) -> Iterator[str]:
+    """Yield that the header promises more than there is."""
+    if stream.duration and stream.time_base:
+        promised = float(stream.duration * stream.time_base)
+    elif len(container.streams) == 1 and container.duration:
+        # With several streams, the container's length may be that of the sound.
+        promised = container.duration / av.time_base
+    else:
+        return
+    # Some containers count from 0, some from the first picture, some from their own start.
+    end, start = info.duration_seconds, (container.start_time or 0) / av.time_base
+    ends = (end, end - float(info.times[0]), end + start)
+    nearest = min(ends, key=lambda there: abs(there - promised))
+    if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
+        yield f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"
+
+
+def _picture_faults(info: VideoInfo, first: av.VideoFrame) -> Iterator[str]:
+    """Yield what is odd about the first picture."""
+    if first.interlaced_frame:
+        yield "interlaced: pictures are taken as they are stored"
+    if is_hdr(first):
+        yield "HDR: brightness is mapped to an ordinary screen"

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import importlib.util
 from collections.abc import Iterator, Sequence
-from contextlib import closing, suppress
+from contextlib import closing
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any, NamedTuple
 
 import av
@@ -14,9 +13,8 @@ import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.video import progress
-from apollo_cli.video.container import DEFAULT_READING, check_unchanged, shown, unchanged
-from apollo_cli.video.images import walk_image
+from apollo_cli.video.container import DEFAULT_READING, advance, check_unchanged, shown, unchanged
+from apollo_cli.video.images import read_images
 from apollo_cli.video.info import FORMAT_CHANGES, VideoInfo
 from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.transforms import PixelSpec, resize_square
@@ -37,7 +35,7 @@ class Frames:
             encoder to (clips, frames, 3, size, size) uint8, not normalised.
         seconds: () or (clips, frames) float64: when the pictures really appear.
         damaged: times of the pictures that were wanted here for the first time and are damaged;
-            the nearest sound one is shown in place of each.
+            the nearest sound one is shown in place of each, but for images.
     """
 
     position: int
@@ -57,16 +55,16 @@ class Frames:
 
 
 class Picture(NamedTuple):
-    """A decoded picture.
+    """A picture as decoded: by PyAV, or already upright as (H, W, 3) uint8 RGB.
 
     Attributes:
-        wanted: its index. shown: index of the picture that it is; another one stands in for a
-            damaged one. rgb: (H, W, 3) uint8. is_damaged: the wanted one is.
+        wanted: its index. shown: index of the picture that it is; another one may stand in for a
+            damaged one. is_damaged: the wanted one is.
     """
 
     wanted: int
     shown: int
-    rgb: np.ndarray
+    frame: av.VideoFrame | np.ndarray
     is_damaged: bool
 
 
@@ -92,9 +90,10 @@ def read_frames(
     ascending = pictures[order]
     for read in _read(info, pictures, reading):
         first, end = np.searchsorted(ascending, [read.wanted, read.wanted + 1])
-        damaged = _damaged_seconds(info, read)
+        pixels = {"rgb": _to_rgb(info, read.frame)}
+        damaged = (float(info.times[read.wanted]),) if read.is_damaged else ()
         for position in order[first:end].tolist():
-            yield Frames(position, {"rgb": read.rgb}, np.asarray(info.times[read.shown]), damaged)
+            yield Frames(position, pixels, np.asarray(info.times[read.shown]), damaged)
             damaged = ()
 
 
@@ -109,7 +108,8 @@ def read_clips(
     """Yield clips in their own order, a few at a time, each picture resized once an encoder.
 
     Args:
-        times: (clips, frames) wanted seconds.
+        times: (clips, frames) wanted seconds; what clips behind want is kept, so little memory is
+            needed where they ascend.
         specs: what the encoders take.
         batch_clips: most clips in one batch.
         reading: as in ``read_frames``.
@@ -118,33 +118,28 @@ def read_clips(
         MediaError: as ``read_frames``.
     """
     pictures = find_pictures(info, np.asarray(times, np.float64), reading.fast)
-    for group in _forward_groups(pictures, batch_clips):
-        stream = _read(info, pictures[group], reading)
-        seconds: dict[int, float] = {}
-        squares: dict[int, dict[str, np.ndarray]] = {}
-        for first in range(group.start, group.stop, batch_clips):
-            stop = min(first + batch_clips, group.stop)
-            wanted = pictures[first:stop]
-            damaged: list[float] = []
-            while not set(wanted.flat) <= squares.keys():
-                read = next(stream)
-                damaged += _damaged_seconds(info, read)
-                seconds[read.wanted] = float(info.times[read.shown])
-                squares[read.wanted] = {spec.name: resize_square(read.rgb, spec) for spec in specs}
-            yield Frames(
-                first,
-                {
-                    spec.name: np.stack([squares[k][spec.name] for k in wanted.flat]).reshape(
-                        *wanted.shape, 3, spec.size, spec.size
-                    )
-                    for spec in specs
-                },
-                np.array([seconds[k] for k in wanted.flat]).reshape(wanted.shape),
-                tuple(damaged),
+    stream = _read(info, pictures, reading)
+    seconds: dict[int, float] = {}
+    squares: dict[int, dict[str, np.ndarray]] = {}
+    for first in range(0, len(pictures), batch_clips):
+        wanted, later = np.split(pictures[first:], [batch_clips])
+        damaged: list[float] = []
+        while not set(wanted.flat) <= squares.keys():
+            read = next(stream)
+            damaged += [float(info.times[read.wanted])] if read.is_damaged else []
+            seconds[read.wanted] = float(info.times[read.shown])
+            rgb = _to_rgb(info, read.frame)
+            squares[read.wanted] = {spec.name: resize_square(rgb, spec) for spec in specs}
+        pixels = {
+            spec.name: np.stack([squares[k][spec.name] for k in wanted.flat]).reshape(
+                *wanted.shape, 3, spec.size, spec.size
             )
-            # No later batch of a group begins before the next one does.
-            oldest = pictures[stop : group.stop].min(initial=np.iinfo(np.int64).max)
-            squares = {key: value for key, value in squares.items() if key >= oldest}
+            for spec in specs
+        }
+        shown_at = np.array([seconds[k] for k in wanted.flat]).reshape(wanted.shape)
+        yield Frames(first, pixels, shown_at, tuple(damaged))
+        oldest = later.min(initial=np.iinfo(np.int64).max)
+        squares = {key: value for key, value in squares.items() if key >= oldest}
 
 
 def check_pictures(info: VideoInfo) -> list[float]:
@@ -153,12 +148,8 @@ def check_pictures(info: VideoInfo) -> list[float]:
     Raises:
         MediaError: no picture at all can be decoded.
     """
-    if info.timeline is None:
-        return [s for frame in read_frames(info, info.times) for s in frame.damaged]
-    walk = Walk(info.path, info.stream_index, info.timeline, info.times)
-    with unchanged(info.path, info.identity), closing(walk):
-        walked = walk.fetch(range(info.frame_count))
-        return [float(info.times[one.picture]) for one in walked if one.shown != one.picture]
+    read = _read(info, np.arange(info.frame_count), DEFAULT_READING)
+    return [float(info.times[one.wanted]) for one in read if one.is_damaged]
 
 
 def describe_damage(
@@ -178,35 +169,24 @@ def describe_damage(
     if info.kind == "image":
         return "the picture is damaged: parts of it may be wrong"
     pictures = count(len(np.unique(find_pictures(info, times, reading.fast))), "picture")
-    first = f"{min(damaged):.2f} s"
-    if len(set(damaged)) == 1:
-        return f"1 of {pictures} is damaged, at {first}: the nearest sound one stands in for it"
-    return (
-        f"{len(set(damaged))} of {pictures} are damaged, the first at {first}: "
-        "the nearest sound one stands in for each"
-    )
+    single = len(set(damaged)) == 1
+    which = "is damaged, at" if single else "are damaged, the first at"
+    found = f"{len(set(damaged))} of {pictures} {which} {min(damaged):.2f} s"
+    if info.files:
+        return f"{found}: parts may be wrong"
+    return f"{found}: the nearest sound one stands in for {'it' if single else 'each'}"
 
 
 def find_pictures(info: VideoInfo, times: np.ndarray, fast: bool) -> np.ndarray:
     """Indices of the pictures on display at each time, or of the nearest key pictures."""
     pictures = info.frames_at(times)
-    return info.key_pictures(pictures) if fast else pictures
+    return info.nearest_keys(pictures) if fast else pictures
 
 
-def _forward_groups(pictures: np.ndarray, batch_clips: int) -> Iterator[slice]:
-    """Split clips into groups in which no batch starts before the one in front of it."""
-    start, newest = 0, -1
-    for first in range(0, len(pictures), batch_clips):
-        earliest = int(pictures[first : first + batch_clips].min())
-        if earliest < newest:
-            yield slice(start, first)
-            start = first
-        newest = earliest
-    yield slice(start, len(pictures))
-
-
-def _damaged_seconds(info: VideoInfo, read: Picture) -> tuple[float, ...]:
-    return (float(info.times[read.wanted]),) if read.is_damaged else ()
+def _to_rgb(info: VideoInfo, frame: av.VideoFrame | np.ndarray) -> np.ndarray:
+    if isinstance(frame, np.ndarray):
+        return frame
+    return to_rgb(frame, info.sample_aspect, info.rotation, info.mirrored)
 
 
 def _read(info: VideoInfo, pictures: np.ndarray, reading: ReadingOptions) -> Iterator[Picture]:
@@ -230,15 +210,13 @@ def _read(info: VideoInfo, pictures: np.ndarray, reading: ReadingOptions) -> Ite
 
 def _decode(info: VideoInfo, pictures: list[int], decoder: str) -> Iterator[Picture]:
     """Images are read by Pillow, whatever the decoder."""
-    if info.files:
-        yield from _read_files(info.files, pictures)
-    elif info.timeline is None:
-        for picture, rgb, is_damaged in walk_image(info.path, pictures):
+    if info.timeline is None:
+        for picture, rgb, is_damaged in read_images(info, pictures):
             yield Picture(picture, picture, rgb, is_damaged)
     elif decoder == "decord":
         reader = _open_with_decord(info)
         for picture in pictures:
-            progress.advance()
+            advance()
             # Damaged pictures are not noticed: decord hands them out like sound ones.
             rgb = reader[picture].asnumpy()
             if (rgb.shape[1], rgb.shape[0]) != info.display_size:
@@ -247,25 +225,8 @@ def _decode(info: VideoInfo, pictures: list[int], decoder: str) -> Iterator[Pict
             yield Picture(picture, picture, rgb, False)
     else:
         with closing(Walk(info.path, info.stream_index, info.timeline, info.times)) as walk:
-            for one in walk.fetch(pictures):
-                rgb = to_rgb(one.frame, info.sample_aspect, info.turn)
-                yield Picture(one.picture, one.shown, rgb, one.shown != one.picture)
-
-
-def _read_files(files: tuple[Path, ...], pictures: list[int]) -> Iterator[Picture]:
-    """One image a picture; the nearest sound image stands in for a damaged one."""
-    damaged: set[int] = set()
-    for picture in pictures:
-        steps = (side for step in range(len(files)) for side in (picture - step, picture + step))
-        for near in steps:
-            if near in damaged or not 0 <= near < len(files):
-                continue
-            with suppress(MediaError):
-                ((_, rgb, is_damaged),) = walk_image(files[near], [0])
-                if not is_damaged:
-                    yield Picture(picture, near, rgb, near != picture)
-                    break
-            damaged.add(near)
+            for picture, stand_in, frame in walk.fetch(pictures):
+                yield Picture(picture, stand_in, frame, picture != stand_in)
 
 
 def _open_with_decord(info: VideoInfo) -> Any:
@@ -286,30 +247,9 @@ def _open_with_decord(info: VideoInfo) -> Any:
         raise UsageError(
             "--decoder decord, which is installed and cannot be loaded", next_step="leave it out"
         ) from None
-    fault = _unfit_for_decord(info)
-    reader = None
-    if not fault:
-        try:
-            reader = decord.VideoReader(str(info.path), num_threads=1)
-            starts = np.asarray(reader.get_frame_timestamp(range(len(reader))))[:, 0]
-            if len(starts) != info.frame_count:
-                fault = f"it counts {len(starts)} pictures of {info.frame_count}"
-            elif np.ptp(starts - info.times) > _TIME_SLACK_SECONDS:
-                fault = "its times are wrong"
-        except (decord.DECORDError, RuntimeError):
-            fault = "it cannot open the file"
-    if fault:
-        raise MediaError(
-            f"{shown(info.path)} can't be read right by decord: {fault}",
-            next_step="leave out --decoder decord",
-        )
-    return reader
-
-
-def _unfit_for_decord(info: VideoInfo) -> str:
-    """Why decord gives wrong pictures without an error, as measured; empty when it does not."""
     line = info.timeline
     assert line is not None
+    # In these it gives wrong pictures without an error, as measured.
     nearest = np.searchsorted(line.keys, line.packet, side="right") - 1
     faults = {
         "it seeks wrongly in this container": line.walk != "seek",
@@ -318,4 +258,19 @@ def _unfit_for_decord(info: VideoInfo) -> str:
         "it shows pictures outside of the edit list": len(line.packet) != len(line.pts),
         "it gives wrong pictures in open groups": bool((nearest != line.key_of).any()),
     }
-    return next((fault for fault, is_there in faults.items() if is_there), "")
+    found = [fault for fault, is_there in faults.items() if is_there]
+    if not found:
+        try:
+            reader = decord.VideoReader(str(info.path), num_threads=1)
+            starts = np.asarray(reader.get_frame_timestamp(range(len(reader))))[:, 0]
+            if len(starts) == info.frame_count and (
+                np.ptp(starts - info.times) <= _TIME_SLACK_SECONDS
+            ):
+                return reader
+            found = ["its times are wrong"]
+        except (decord.DECORDError, RuntimeError):
+            found = ["it cannot open the file"]
+    raise MediaError(
+        f"{shown(info.path)} can't be read right by decord: {found[0]}",
+        next_step="leave out --decoder decord",
+    )

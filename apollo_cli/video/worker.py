@@ -15,8 +15,8 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.video import progress
 from apollo_cli.video.channel import Reply, Request, decode, encode
+from apollo_cli.video.container import steps
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import check_pictures, read_clips, read_frames
 
@@ -82,7 +82,7 @@ class Worker:
             time.sleep(_BEAT_SECONDS)
             if hasattr(signal, "alarm"):
                 signal.alarm(_LAST_RESORT_SECONDS)
-            now = progress.steps()
+            now = steps()
             # Never wait for the pipe here: that would delay the next alarm. A full pipe, or one in
             # use, shows progress by itself.
             if now != last and self._writing.acquire(blocking=False):
