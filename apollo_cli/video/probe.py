@@ -122,19 +122,15 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
         check_size(path, (stream.codec_context.width, stream.codec_context.height), reading)
         scan = scan_packets(container, stream, reading.max_pictures)
         check_length(path, len(scan), 0, reading)
-        if scan.encrypted:
-            raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
         first, undecodable, reorders = _decode_first(path, stream.index, scan)
         is_shown = scan.is_shown & ~undecodable
         if not is_shown.any():
             raise MediaError(f"{shown(path)} shows no picture that can be decoded")
         tick = stream.time_base or Fraction(1)
         ticks, order, restarts, untimed = order_times(scan, is_shown, float(tick))
-        nominal_rate = stream.average_rate
-        rate = stream.codec_context.framerate or nominal_rate or stream.guessed_rate
+        rate = stream.codec_context.framerate or stream.average_rate or stream.guessed_rate
         nominal_step = float(1 / (rate or _GUESSED_RATE) / tick)
-        if untimed == len(ticks):
-            ticks = ticks * nominal_step
+        ticks = ticks * nominal_step if untimed == len(ticks) else ticks
         last = float(scan.durations[order[-1]])
         step = typical_step(ticks) or last or nominal_step
         last = last if 0 < last < 100 * step else step
@@ -156,7 +152,7 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
             rotation=rotation,
             mirrored=mirrored,
             sample_aspect=aspect,
-            source_fps=_average_rate(seconds, nominal_rate),
+            source_fps=_average_rate(seconds, stream.average_rate),
             constant_rate=bool((np.abs(np.diff(ticks) - step) <= max(1.01, 0.02 * step)).all()),
             clock_offset_seconds=offset,
             tick_seconds=float(tick),
@@ -169,13 +165,11 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
                 reorders=reorders and not kind.startswith(_TRUE_TIME_CONTAINERS),
             ),
         )
-        lost = int((scan.is_shown & undecodable).sum())
         faults = [
-            *_data_faults(info, container, stream, scan, lost),
+            *_data_faults(info, container, stream, scan, int((scan.is_shown & undecodable).sum())),
             *_time_faults(info, restarts, untimed),
             *([] if restarts else _length_faults(info, container, stream)),
-            *([FORMAT_CHANGES] if len(scan.formats) > 1 else []),
-            *_picture_faults(info, first),
+            *_picture_faults(scan, first),
         ]
     check_size(path, info.stored_size, reading)
     check_size(path, info.display_size, reading)
@@ -214,8 +208,10 @@ def _decode_first(
         holds pictures back, to put them into another order.
 
     Raises:
-        MediaError: nothing comes out.
+        MediaError: it is encrypted, or nothing comes out.
     """
+    if scan.encrypted:
+        raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
     keys = np.flatnonzero(scan.is_key)
     start = int(keys[0]) if len(keys) else 0
     numbers = np.arange(len(scan))
@@ -323,8 +319,10 @@ def _length_faults(
         yield f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"
 
 
-def _picture_faults(info: VideoInfo, first: av.VideoFrame) -> Iterator[str]:
-    """Yield what is odd about the first picture."""
+def _picture_faults(scan: PacketScan, first: av.VideoFrame) -> Iterator[str]:
+    """Yield what is odd about the format of pictures."""
+    if len(scan.formats) > 1:
+        yield FORMAT_CHANGES
     if first.interlaced_frame:
         yield "interlaced: pictures are taken as they are stored"
     if is_hdr(first):
