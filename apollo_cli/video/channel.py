@@ -7,8 +7,9 @@ listed here, each taken apart into its fields.
 from __future__ import annotations
 
 import json
+import os
 from collections.abc import Callable
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, fields, is_dataclass
 from fractions import Fraction
 from pathlib import Path
 from typing import Any
@@ -54,71 +55,89 @@ class Reply:
     content: Any = None
 
 
-# For each name in a message: the type, how it becomes plain, and how it is made again. Arrays stand
-# behind the JSON.
-_Kind = tuple[type, Callable[[Any], Any], Callable[[Any], Any]]
-_KINDS: dict[str, _Kind] = {
-    "Path": (Path, str, Path),
-    "Fraction": (Fraction, str, Fraction),
-    "tuple": (tuple, list, tuple),
-    "dict": (dict, lambda value: [list(item) for item in value.items()], dict),
+_CLASSES: dict[str, Callable[..., Any]] = {
+    kind.__name__: kind
+    for kind in (Request, Reply, ReadingOptions, VideoInfo, Timeline, PixelSpec, Frames)
 }
-for _class in (Request, Reply, ReadingOptions, VideoInfo, Timeline, PixelSpec, Frames):
-    _KINDS[_class.__name__] = (
-        _class,
-        lambda value: [getattr(value, field.name) for field in fields(value)],
-        lambda values, made=_class: made(*values),
-    )
 
 
 def encode(message: Request | Reply) -> list[memoryview]:
     """The bytes of a message, to be written one after the other."""
     arrays: list[np.ndarray] = []
-    plain = _pack(message, arrays)
-    layout = [[array.dtype.str, array.shape] for array in arrays]
+
+    def pack(value: Any) -> dict[str, Any]:
+        if isinstance(value, np.ndarray):
+            arrays.append(np.asarray(value, order="C"))
+            return {"class": "array", "dtype": value.dtype.str, "shape": value.shape}
+        if isinstance(value, (Path, Fraction)):
+            return {"class": "Path" if isinstance(value, Path) else "Fraction", "text": str(value)}
+        assert is_dataclass(value)
+        parts = {field.name: getattr(value, field.name) for field in fields(value)}
+        return {"class": type(value).__name__, **parts}
+
     # JSON in ASCII keeps the bytes of a file's name that are not valid text.
-    text = json.dumps([layout, plain]).encode("ascii")
-    length = len(text).to_bytes(_LENGTH_BYTES, "big")
-    return [memoryview(length + text), *map(_bytes_of, arrays)]
+    text = json.dumps(message, default=pack).encode("ascii")
+    return [memoryview(len(text).to_bytes(_LENGTH_BYTES, "big") + text), *map(_bytes_of, arrays)]
 
 
-def decode(read: Callable[[memoryview], None]) -> Any:
-    """The next message.
+def send(pipe: int, message: Request | Reply, wait: Callable[[], None] = lambda: None) -> None:
+    """Write a message.
 
     Args:
-        read: fills the memory that it is given with the bytes that come next.
+        wait: is called before each part of it.
     """
-    length = bytearray(_LENGTH_BYTES)
-    read(memoryview(length))
-    text = bytearray(int.from_bytes(length, "big"))
-    read(memoryview(text))
-    layout, plain = json.loads(text)
-    arrays = [np.empty(shape, dtype) for dtype, shape in layout]
-    for array in arrays:
-        read(_bytes_of(array))
-    return _unpack(plain, arrays)
+    for part in encode(message):
+        rest = part
+        while rest:
+            wait()
+            rest = rest[os.write(pipe, rest) :]
+
+
+def receive(pipe: int, wait: Callable[[], None] = lambda: None) -> Any:
+    """Read the next message; unlike a file object this holds no lock while it waits.
+
+    Args:
+        wait: is called before each part of it.
+
+    Raises:
+        EOFError: the other process has ended.
+    """
+
+    def read(memory: memoryview) -> memoryview:
+        rest = memory
+        while rest:
+            wait()
+            count = os.readv(pipe, [rest])
+            if not count:
+                raise EOFError
+            rest = rest[count:]
+        return memory
+
+    def unpack(parts: dict[str, Any]) -> Any:
+        match parts.pop("class", None):
+            case None:
+                return parts
+            case "array":
+                # Arrays stand behind the JSON in the order in which they are named in it.
+                array = np.empty(parts["shape"], parts["dtype"])
+                read(_bytes_of(array))
+                return array
+            case "Path":
+                return Path(parts["text"])
+            case "Fraction":
+                return Fraction(parts["text"])
+            case name:
+                # JSON knows no tuples; fields hold no lists.
+                plain = {k: _tuple(v) if isinstance(v, list) else v for k, v in parts.items()}
+                return _CLASSES[name](**plain)
+
+    length = int.from_bytes(read(memoryview(bytearray(_LENGTH_BYTES))), "big")
+    return json.loads(bytes(read(memoryview(bytearray(length)))), object_hook=unpack)
 
 
 def _bytes_of(array: np.ndarray) -> memoryview:
     return array.reshape(-1).view(np.uint8).data
 
 
-def _pack(value: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(value, np.ndarray):
-        arrays.append(np.asarray(value, order="C"))
-        return {"array": len(arrays) - 1}
-    if isinstance(value, list):
-        return [_pack(item, arrays) for item in value]
-    for name, (kind, to_plain, _) in _KINDS.items():
-        if isinstance(value, kind):
-            return {name: _pack(to_plain(value), arrays)}
-    return value
-
-
-def _unpack(plain: Any, arrays: list[np.ndarray]) -> Any:
-    if isinstance(plain, list):
-        return [_unpack(item, arrays) for item in plain]
-    if not isinstance(plain, dict):
-        return plain
-    ((name, content),) = plain.items()
-    return arrays[content] if name == "array" else _KINDS[name][2](_unpack(content, arrays))
+def _tuple(values: list[Any]) -> tuple[Any, ...]:
+    return tuple(_tuple(value) if isinstance(value, list) else value for value in values)

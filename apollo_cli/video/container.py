@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import codecs
 import os
 import re
 import stat
@@ -20,8 +19,6 @@ from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.boxes import index_fault
 from apollo_cli.words import apart
-
-MediaKind = Literal["image", "container"]
 
 DEFAULT_READING = ReadingOptions()
 
@@ -47,38 +44,17 @@ _IMAGE = re.compile(
 )
 
 # How files begin that are neither image nor video, what they are, and what to do instead.
-_OTHER_KINDS = [
-    (re.compile(start, re.DOTALL | re.IGNORECASE), what, next_step)
-    for start, what, next_step in (
-        (
-            rb".{4}ftyp(hei[cxms]|hev[cx]|mif1|msf1)",
-            "is a HEIC photo, which is not read",
-            "convert it to JPEG or PNG",
-        ),
-        (
-            rb"version https://git-lfs",
-            "is a Git LFS pointer, not the video itself",
-            "run git lfs pull",
-        ),
-        (rb"#EXTM3U", "is a playlist, not a video", "give the video that it names"),
-        (rb"ffconcat", "is a concat script, not a video", "give the videos that it names"),
-        (rb"%PDF", "is a PDF, not a video", ""),
-        (rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!", "is an archive, not a video", "unpack it first"),
-        (rb"ID3|fLaC|RIFF.{4}WAVE", "has sound only", "give a file with a picture stream"),
-        (
-            rb'.*"apollo_memory"',
-            "is a saved memory of a video (apollo remember), not a video",
-            "give the video itself; only ask, chat and ui take the file instead of it",
-        ),
-        (
-            rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)",
-            "is a web page, not a video",
-            "download the video itself",
-        ),
-    )
-]
-# Text holds none of these.
-_CONTROLS = re.compile(rb"[\x00-\x08\x0e-\x1a]")
+_OTHER_KINDS = {
+    rb".{4}ftyp(hei[cxms]|hev[cx]|mif1|msf1)": "a HEIC photo: convert it to JPEG or PNG",
+    rb"version https://git-lfs": "a Git LFS pointer, not the video itself: run git lfs pull",
+    rb"#EXTM3U": "a playlist, not a video: give the video that it names",
+    rb"ffconcat": "a concat script, not a video: give the videos that it names",
+    rb"%PDF": "a PDF, not a video",
+    rb"PK\x03\x04|\x1f\x8b|7z\xbc\xaf|Rar!": "an archive, not a video: unpack it first",
+    rb"ID3|fLaC|RIFF.{4}WAVE": "sound only: give a file with a picture stream",
+    rb'.*"apollo_memory"': "a saved memory, which only ask, chat and ui take instead of a video",
+    rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)": "a web page: download the video itself",
+}
 
 # How the folder begins that holds a copy of a video from stdin.
 STDIN_FOLDER = "apollo-stdin-"
@@ -150,9 +126,10 @@ def resolve_file(path: str | Path) -> Path:
             "as the pictures of one video",
         )
     if not stat.S_ISREG(status.st_mode):
-        what = "named pipe" if stat.S_ISFIFO(status.st_mode) else "device or socket"
         raise MediaError(
-            f"{name} is a {what}", "a plain file is needed", "save the video to a file first"
+            f"{name} is a pipe, device or socket",
+            "a plain file is needed",
+            "save the video to a file first",
         )
     if status.st_size == 0:
         raise MediaError(f"{name} is empty (0 bytes)", next_step="copy or download it again")
@@ -206,11 +183,11 @@ def check_unchanged(path: Path, identity: tuple[int, ...]) -> None:
         )
 
 
-def sniff(path: Path) -> MediaKind:
+def sniff(path: Path) -> Literal["image", "container"]:
     """Judge by its first bytes whether a file is an image or may be a video container.
 
     Raises:
-        MediaError: it is something else that has a name, such as text, a web page or an archive.
+        MediaError: it is something else that has a name, such as a web page or an archive.
     """
     try:
         with path.open("rb") as file:
@@ -222,16 +199,9 @@ def sniff(path: Path) -> MediaKind:
     is_film = path.suffix.lower() in (".mjpeg", ".mjpg")
     if (_IMAGE.match(head) and not is_film) or b"avif" in brands or b"avis" in brands:
         return "image"
-    for start, what, next_step in _OTHER_KINDS:
-        if start.match(head):
-            raise MediaError(f"{shown(path)} {what}", next_step=next_step)
-    if not _CONTROLS.search(head) and not head.startswith(b"YUV4MPEG2"):
-        try:
-            # The last character may be cut in the middle.
-            codecs.getincrementaldecoder("utf-8")().decode(head)
-        except UnicodeDecodeError:
-            return "container"
-        raise MediaError(f"{shown(path)} is text, not a video")
+    for start, what in _OTHER_KINDS.items():
+        if re.match(start, head, re.DOTALL | re.IGNORECASE):
+            raise MediaError(f"{shown(path)} is {what}")
     return "container"
 
 

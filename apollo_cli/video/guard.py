@@ -23,7 +23,7 @@ import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import DeviceError, MediaError, UsageError
-from apollo_cli.video.channel import Reply, Request, decode, encode
+from apollo_cli.video.channel import Reply, Request, receive, send
 from apollo_cli.video.container import DEFAULT_READING, resolve_file, shown
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import Frames
@@ -113,7 +113,7 @@ class GuardedReader:
     def check_pictures(self, info: VideoInfo) -> list[float]:
         """As ``apollo_cli.video.reader.check_pictures``."""
         (damaged,) = self._call(info.path, "check_pictures", info=info)
-        return damaged
+        return list(damaged)
 
     def interrupt(self) -> None:
         """End the child from another thread; the reading in progress raises a MediaError."""
@@ -184,32 +184,19 @@ class GuardedReader:
         assert child.stdin is not None
         pipe = child.stdin.fileno()
         with self._whole_message(child, path):
-            for part in encode(request):
-                rest = part
-                while rest:
-                    self._wait(child, pipe, select.POLLOUT)
-                    rest = rest[os.write(pipe, rest) :]
+            send(pipe, request, lambda: self._wait(pipe, select.POLLOUT))
 
     def _receive(self, child: subprocess.Popen[bytes], path: Path) -> Reply:
         assert child.stdout is not None
         pipe = child.stdout.fileno()
-
-        def read(memory: memoryview) -> None:
-            while memory:
-                self._wait(child, pipe, select.POLLIN)
-                count = os.readv(pipe, [memory])
-                if not count:
-                    raise BrokenPipeError
-                memory = memory[count:]
-
         with self._whole_message(child, path):
-            reply = decode(read)
+            reply = receive(pipe, lambda: self._wait(pipe, select.POLLIN))
             self._has_started = True
             if time.monotonic() > self._deadline:
                 raise TimeoutError
         return reply
 
-    def _wait(self, child: subprocess.Popen[bytes], pipe: int, event: int) -> None:
+    def _wait(self, pipe: int, event: int) -> None:
         """Wait until a pipe is ready, as long as the child makes progress."""
         poll = select.poll()
         poll.register(pipe, event)
@@ -230,7 +217,7 @@ class GuardedReader:
         """
         try:
             yield
-        except (BrokenPipeError, TimeoutError) as error:
+        except (BrokenPipeError, EOFError, TimeoutError) as error:
             failure = self._describe(error, child, path)
             self.close()
             raise failure from None
@@ -238,7 +225,7 @@ class GuardedReader:
             self.close()
             raise
 
-    def _describe(self, error: OSError, child: subprocess.Popen[bytes], path: Path) -> MediaError:
+    def _describe(self, error: Exception, child: subprocess.Popen[bytes], path: Path) -> MediaError:
         if isinstance(error, TimeoutError):
             what = f"decoding made no progress for {self.stall_seconds:g} s"
             if time.monotonic() >= self._deadline:

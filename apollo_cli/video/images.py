@@ -76,7 +76,8 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
         stored = display = image.size
         if _orientation(image) > 4:
             # Pillow gives the size of a TIFF as it is shown, of all others as it is stored.
-            stored, display = (image.size[::-1], image.size)[:: 1 if kind == "TIFF" else -1]
+            turned = (image.height, image.width)
+            stored, display = (turned, image.size) if kind == "TIFF" else (image.size, turned)
         milliseconds = []
         if kind in _ANIMATIONS:
             milliseconds, is_cut = _read_durations(image, path)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Iterator
 from typing import Any
 
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.video.channel import Reply, Request, decode, encode
+from apollo_cli.video.channel import Reply, Request, receive, send
 from apollo_cli.video.container import steps
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import check_pictures, read_clips, read_frames
@@ -57,16 +57,20 @@ class Worker:
                 for result in made if isinstance(made, Iterator) else [made]:
                     if self._cancelled == number:
                         break
-                    self._send(Reply(number, "result", result))
-                self._send(Reply(number, "done"))
+                    self._reply(number, "result", result)
+                self._reply(number, "done")
             except (MediaError, UsageError) as error:
                 parts = [error.received, error.allowed, error.next_step]
-                self._send(Reply(number, type(error).__name__, parts))
+                self._reply(number, type(error).__name__, parts)
+
+    def _reply(self, number: int, kind: str, content: Any = None) -> None:
+        with self._writing:
+            send(self._out, Reply(number, kind, content))
 
     def _listen(self) -> None:
         try:
             while True:
-                request = decode(_read)
+                request = receive(0)
                 if request.task == "cancel":
                     self._cancelled = request.number
                 else:
@@ -82,35 +86,15 @@ class Worker:
             time.sleep(_BEAT_SECONDS)
             if hasattr(signal, "alarm"):
                 signal.alarm(_LAST_RESORT_SECONDS)
-            now = steps()
             # Never wait for the pipe here: that would delay the next alarm. A full pipe, or one in
             # use, shows progress by itself.
-            if now != last and self._writing.acquire(blocking=False):
+            if steps() != last and self._writing.acquire(blocking=False):
                 try:
                     if select.select([], [self._out], [], 0)[1]:
-                        self._write(Reply(0, "heartbeat"))
-                        last = now
+                        last = steps()
+                        send(self._out, Reply(0, "heartbeat"))
                 finally:
                     self._writing.release()
-
-    def _send(self, reply: Reply) -> None:
-        with self._writing:
-            self._write(reply)
-
-    def _write(self, reply: Reply) -> None:
-        for part in encode(reply):
-            rest = part
-            while rest:
-                rest = rest[os.write(self._out, rest) :]
-
-
-def _read(memory: memoryview) -> None:
-    """Fill memory from standard input; unlike a file object this holds no lock while it waits."""
-    while memory:
-        count = os.readv(0, [memory])
-        if not count:
-            raise EOFError
-        memory = memory[count:]
 
 
 if __name__ == "__main__":

@@ -132,8 +132,8 @@ def test_a_file_address_of_this_machine_is_its_path(tmp_path: Path, start: str):
     ("kind", "said"),
     [
         ("folder", "is a folder"),
-        ("pipe", "is a named pipe"),
-        ("device", "is a device"),
+        ("pipe", "is a pipe"),
+        ("device", "is a pipe, device"),
         ("missing", "no such file"),
         ("dangling link", r"is a link to gone.mp4, no such file"),
         ("in a file", "is not a usable path"),
