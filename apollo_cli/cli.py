@@ -16,7 +16,7 @@ import click
 
 from apollo_cli._version import __version__
 from apollo_cli.errors import ApolloError, UsageError
-from apollo_cli.harmless import clean_streams
+from apollo_cli.text import clean_streams
 
 INTERRUPTED = 130
 PIPE_CLOSED = 141

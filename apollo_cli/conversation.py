@@ -11,17 +11,16 @@ from typing import Any, Literal, TypeVar, get_args, get_origin, get_type_hints
 
 from apollo_cli.answer import Answer
 from apollo_cli.atomic import write_whole
-from apollo_cli.blind import BlindCheck, blind_check
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
-from apollo_cli.harmless import clean_markdown, clean_markdown_line
 from apollo_cli.model.prompt import Turn
+from apollo_cli.scoring import BlindCheck, blind_check
+from apollo_cli.text import clean_markdown, clean_markdown_line, count
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.watching import Progress, no_progress
+from apollo_cli.watcher import Progress, no_progress
 from apollo_cli.weights.files import apollo_home
-from apollo_cli.words import count
 
 Options = TypeVar("Options", SamplingOptions, GenerationOptions)
 

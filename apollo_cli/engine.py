@@ -9,8 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apollo_cli.answer import Answer, AnswerStream
-from apollo_cli.citations import cited_times
+from apollo_cli.answer import Answer, AnswerStream, cited_times
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, check_question
 from apollo_cli.errors import UsageError
 from apollo_cli.loaded_model import FoundModel, LoadedModel, find_model, load_weights
@@ -18,18 +17,18 @@ from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_plan import Settings
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import Turn
+from apollo_cli.planner import Spoken, preamble, read_spoken
 from apollo_cli.session import Session, is_looping
-from apollo_cli.spoken import Spoken, preamble, read_spoken
+from apollo_cli.text import count
 from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.subtitles import read_subtitles
 from apollo_cli.video_memory import VideoMemory, fit_memories
-from apollo_cli.watching import Progress, Watcher, no_progress
-from apollo_cli.weights.bits import QuantKind
-from apollo_cli.weights.card import read_card, toy_remarks
-from apollo_cli.weights.locate import AUTO
-from apollo_cli.words import count
+from apollo_cli.watcher import Progress, Watcher, no_progress
+from apollo_cli.weights.checkpoint import QuantKind
+from apollo_cli.weights.registry import read_card, toy_remarks
+from apollo_cli.weights.store import AUTO
 
 
 def load(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import Iterable
 
-from apollo_cli.harmless import hide_secrets
+from apollo_cli.text import hide_secrets
 
 
 class ApolloError(Exception):

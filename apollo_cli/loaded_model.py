@@ -12,9 +12,9 @@ from apollo_cli.hardware import HardwareChoice, choose_device, free_bytes
 from apollo_cli.memory_cache import fingerprint
 from apollo_cli.memory_plan import room_for
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.planning import Planner, load_planner
-from apollo_cli.weights.bits import QuantKind
-from apollo_cli.weights.locate import AUTO, LocatedModel, locate_model
+from apollo_cli.planner import Planner, load_planner
+from apollo_cli.weights.checkpoint import QuantKind
+from apollo_cli.weights.store import AUTO, LocatedModel, locate_model
 
 if TYPE_CHECKING:
     from apollo_cli.model.apollo import ApolloModel

@@ -27,7 +27,7 @@ from apollo_cli.atomic import write_whole
 from apollo_cli.errors import MediaError, WeightsError
 from apollo_cli.memory_record import MOST_SECONDS, RECORD_KEY, MemoryRecord, read_record
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.spoken import Spoken
+from apollo_cli.planner import Spoken
 from apollo_cli.values import list_of, number, row_of, whole
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import Subtitle

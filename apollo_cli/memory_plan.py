@@ -14,21 +14,27 @@ from pathlib import Path
 from apollo_cli.config import ENCODE_BATCH, PREFILL_CHUNK, SMALLEST_CHUNK, SamplingOptions
 from apollo_cli.errors import DeviceError, FitError
 from apollo_cli.hardware import FLASH, HardwareChoice, free_bytes
-from apollo_cli.model.activations import clip_bytes, prefill_bytes, quantised_workspace
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.model.sizes import LlmSizes, connector_values, encoder_values, llm_sizes
-from apollo_cli.planning import Planner
-from apollo_cli.spoken import Spoken, preamble
+from apollo_cli.model.sizes import (
+    LlmSizes,
+    clip_bytes,
+    connector_values,
+    encoder_values,
+    llm_sizes,
+    prefill_bytes,
+    quantised_workspace,
+)
+from apollo_cli.planner import Planner, Spoken, preamble
+from apollo_cli.text import apart, count
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
-from apollo_cli.weights.bits import (
+from apollo_cli.weights.checkpoint import (
     KINDS,
     QuantKind,
     allowed_kinds,
     fits_quantisation,
     quantised_bytes,
 )
-from apollo_cli.words import apart, count
 
 VALUE_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2}
 # Python with torch, transformers and a decoder, and bitsandbytes besides; measured on Linux.

@@ -13,7 +13,7 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.generate import generate, prefill, rewind
 from apollo_cli.model.prompt import PromptBuilder
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.watching import Progress, no_progress
+from apollo_cli.watcher import Progress, no_progress
 
 # Longest phrase that is recognised when it repeats, in tokens, and how often it must repeat.
 _LONGEST_LOOP, _LOOP_COPIES, _LOOP_TOKENS = 64, 4, 24

@@ -25,8 +25,7 @@ from apollo_cli.model.generate import generate, prefill
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
 from apollo_cli.model.tokenizer import load_tokenizer
 from apollo_cli.video.transforms import resize_square
-from apollo_cli.weights.bits import QuantKind, stored_kind
-from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.checkpoint import QuantKind, read_checkpoint, stored_kind
 from apollo_cli.weights.load import load_model
 from apollo_cli.weights.quantize import bitsandbytes, report_of
 from apollo_cli.weights.registry import resolve

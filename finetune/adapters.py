@@ -23,8 +23,8 @@ from apollo_cli.hardware import choose_device, import_fault
 from apollo_cli.loaded_model import FoundModel, LoadedModel, load_weights
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.sizes import llm_sizes
-from apollo_cli.planning import load_planner
-from apollo_cli.watching import Progress, no_progress
+from apollo_cli.planner import load_planner
+from apollo_cli.watcher import Progress, no_progress
 from apollo_cli.weights.adapter import (
     FORMAT,
     LORA_CONFIG,
@@ -36,12 +36,12 @@ from apollo_cli.weights.adapter import (
     VERSION,
     WHOLE_FILES,
 )
-from apollo_cli.weights.bits import stored_kind
+from apollo_cli.weights.checkpoint import stored_kind
+from apollo_cli.weights.files import hash_file
 from apollo_cli.weights.load import is_finite
-from apollo_cli.weights.locate import LocatedModel, locate_model
-from apollo_cli.weights.manifests import hash_file
 from apollo_cli.weights.overlay import whole_tensors
 from apollo_cli.weights.quantize import is_quantised
+from apollo_cli.weights.store import LocatedModel, locate_model
 
 LLM_TARGETS = ("q_proj", "k_proj", "v_proj", "o_proj", "gate_proj", "up_proj", "down_proj")
 EXTRA = 'pip install "apollo-video-cli[finetune]"'

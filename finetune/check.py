@@ -9,8 +9,7 @@ from pathlib import Path
 
 from apollo_cli.errors import DataError, DeviceError, WeightsError
 from apollo_cli.finetune.data.dataset import Dataset, load_dataset
-from apollo_cli.finetune.data.faults import Fault
-from apollo_cli.finetune.data.sample import KINDS, Kind, Sample
+from apollo_cli.finetune.data.samples import KINDS, Fault, Kind, Sample
 from apollo_cli.finetune.data.survey import (
     Ruler,
     infos_of,
@@ -26,20 +25,19 @@ from apollo_cli.finetune.needs import (
     list_lacking,
 )
 from apollo_cli.finetune.places import TABLES, list_absent, tidy, write_obstacle
-from apollo_cli.finetune.preview import Preview, build_preview
 from apollo_cli.finetune.recipe import Recipe, load_recipe, read_recipe
-from apollo_cli.finetune.report import CheckReport, LengthFacts, SourceFacts
+from apollo_cli.finetune.report import CheckReport, LengthFacts, Preview, SourceFacts, build_preview
 from apollo_cli.finetune.stages import STAGES, TEXT_FINDING
 from apollo_cli.hardware import HardwareChoice
-from apollo_cli.planning import Planner, assumed_planner, load_planner
+from apollo_cli.planner import Planner, assumed_planner, load_planner
+from apollo_cli.text import count
 from apollo_cli.video.container import shown
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.watching import Progress, no_progress
+from apollo_cli.watcher import Progress, no_progress
 from apollo_cli.weights.adapter import base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local
-from apollo_cli.words import count
 
 _PREVIEWS = 3
 # Kinds that a recipe with faults is not told of: they hang on what it should have said.

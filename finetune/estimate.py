@@ -17,14 +17,15 @@ from apollo_cli.memory_plan import (
     host_runtime_bytes,
     weights_bytes,
 )
-from apollo_cli.model.activations import clip_bytes, quantised_workspace
 from apollo_cli.model.config import EncoderConfig, NetworkConfig
 from apollo_cli.model.sizes import (
+    clip_bytes,
     connector_values,
     encoder_values,
+    quantised_workspace,
     siglip_hidden,
 )
-from apollo_cli.weights.bits import QuantKind
+from apollo_cli.weights.checkpoint import QuantKind
 
 FLOAT32 = 4
 # Bytes that the optimiser keeps of each trained value.

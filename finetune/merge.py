@@ -15,12 +15,11 @@ from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.finetune.places import tidy
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.weights.adapter import Adapter
-from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint
+from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, stored_kind
 from apollo_cli.weights.load import parameters_on_meta
-from apollo_cli.weights.locate import AUTO, locate_model
 from apollo_cli.weights.overlay import Change, Key, changes_of
 from apollo_cli.weights.repack import ShardWriter, copy_rest
+from apollo_cli.weights.store import AUTO, locate_model
 
 RECORD = "apollo_merge.json"
 

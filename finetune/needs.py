@@ -25,10 +25,9 @@ from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.hardware import FLASH, HardwareChoice, choose_device, free_bytes
 from apollo_cli.memory_plan import Run
 from apollo_cli.model.config import NetworkConfig
+from apollo_cli.text import apart, count
 from apollo_cli.video.container import shown
-from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import Checkpoint
-from apollo_cli.words import apart, count
+from apollo_cli.weights.checkpoint import Checkpoint, stored_kind
 
 
 def choose_hardware(recipe: Recipe) -> HardwareChoice:

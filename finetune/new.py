@@ -25,10 +25,9 @@ from apollo_cli.finetune.stages import (
 )
 from apollo_cli.model.sizes import llm_sizes
 from apollo_cli.weights.checkpoint import read_checkpoint
-from apollo_cli.weights.locate import TOY
 from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import resolve
-from apollo_cli.weights.store import find_local
+from apollo_cli.weights.store import TOY, find_local
 
 _COLUMN = 36
 

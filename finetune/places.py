@@ -12,8 +12,7 @@ from typing import Any
 
 from apollo_cli.errors import ApolloError
 from apollo_cli.weights.adapter import MANIFEST
-from apollo_cli.weights.files import read_json
-from apollo_cli.weights.manifests import hash_file
+from apollo_cli.weights.files import hash_file, read_json
 
 TABLES = ("data", "validation")
 # Files of a result that other files are called by too.

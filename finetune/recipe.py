@@ -36,9 +36,9 @@ from apollo_cli.finetune.stages import (
     StageName,
     list_conflicts,
 )
+from apollo_cli.text import count
 from apollo_cli.values import Check, flag, list_of, number, one_of, text, whole
 from apollo_cli.weights.registry import known_models, resolve
-from apollo_cli.words import count
 
 Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
 # A run of a step a millisecond would take twelve days.

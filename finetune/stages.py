@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Literal
 from apollo_cli.finetune.places import spell
 
 if TYPE_CHECKING:
-    from apollo_cli.finetune.data.sample import Kind
+    from apollo_cli.finetune.data.samples import Kind
 
 Part = Literal["llm", "connector", "encoders"]
 StageName = Literal[1, 2, 3, "custom"]

@@ -19,7 +19,7 @@ from apollo_cli.model.config import (
     InternVideo2Config,
     NetworkConfig,
 )
-from apollo_cli.model.internvideo2 import InternVideo2
+from apollo_cli.model.encoders import InternVideo2
 from apollo_cli.weights.encoders import internvideo2_encoder, siglip_encoder
 from lab.tokenizer import build_tokenizer, end_token_id
 

@@ -15,8 +15,8 @@ import pytest
 from apollo_cli import engine
 from apollo_cli.cli import main
 from apollo_cli.memory_cache import cache_folder, list_memories
-from apollo_cli.weights.card import question_kind, read_card, toy_remarks
-from apollo_cli.weights.locate import locate_model
+from apollo_cli.weights.registry import question_kind, read_card, toy_remarks
+from apollo_cli.weights.store import locate_model
 from tests import tiny
 
 CASES = Path(__file__).parent / "cases"

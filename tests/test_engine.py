@@ -17,10 +17,10 @@ from apollo_cli.hardware import DeviceInfo
 from apollo_cli.loaded_model import find_model
 from apollo_cli.memory_plan import Fitted, fit_videos
 from apollo_cli.model.prompt import Turn
-from apollo_cli.spoken import Spoken
+from apollo_cli.planner import Spoken
 from apollo_cli.video.probe import probe
 from apollo_cli.video.subtitles import Subtitle
-from apollo_cli.watching import no_progress
+from apollo_cli.watcher import no_progress
 from tests import tiny
 from tests.tiny import Tiny
 

@@ -24,19 +24,19 @@ from apollo_cli.memory_plan import (
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
-from apollo_cli.weights.bits import (
+from apollo_cli.weights.checkpoint import (
     KINDS,
     QuantKind,
     allowed_kinds,
     fits_quantisation,
     quantised_bytes,
+    read_checkpoint,
 )
-from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.files import Manifest, write_manifest
 from apollo_cli.weights.load import load_model, parameters_on_meta
-from apollo_cli.weights.locate import locate_model
-from apollo_cli.weights.manifests import Manifest, write_manifest
 from apollo_cli.weights.network import build_network_config, released_network
 from apollo_cli.weights.registry import known_models
+from apollo_cli.weights.store import locate_model
 from benchmarks import random_checkpoint
 from benchmarks.random_checkpoint import Shape
 from tests import tiny

@@ -11,12 +11,11 @@ import pytest
 import torch
 
 from apollo_cli import engine
-from apollo_cli.blind import BlindCheck, blind_check, shuffle
-from apollo_cli.choices import choose, lettered
-from apollo_cli.citations import cited_times, clock, times_in
+from apollo_cli.answer import cited_times, clock, times_in
 from apollo_cli.config import GenerationOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import UsageError
+from apollo_cli.scoring import BlindCheck, blind_check, choose, lettered, shuffle
 from apollo_cli.session import is_looping
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.cli import main
-from apollo_cli.model.token_estimate import PieceCounter
+from apollo_cli.model.tokenizer import PieceCounter
 from tests import tiny
 from tests.command import apollo
 

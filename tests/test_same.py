@@ -20,8 +20,8 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import MediaError, UsageError
 from apollo_cli.model.tokenizer import load_tokenizer
+from apollo_cli.text import apart, percent
 from apollo_cli.video.sampler import FrameGrid, plan_clips
-from apollo_cli.words import apart, percent
 from tests import tiny
 from tests.tiny import Tiny
 

@@ -20,7 +20,7 @@ from apollo_cli.cli import main
 from apollo_cli.commands.formats import WRITERS
 from apollo_cli.commands.output import progress, say, say_note, write_facts, write_table
 from apollo_cli.conversation import last_talk
-from apollo_cli.harmless import clean_streams
+from apollo_cli.text import clean_streams
 from tests import tiny
 
 pty = pytest.importorskip("pty")

@@ -2,7 +2,7 @@
 
 import pytest
 
-from apollo_cli.words import count
+from apollo_cli.text import count
 
 
 @pytest.mark.parametrize(

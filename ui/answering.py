@@ -17,7 +17,7 @@ from apollo_cli.video_memory import VideoMemory
 if TYPE_CHECKING:
     from apollo_cli.conversation import Conversation
     from apollo_cli.engine import Apollo
-    from apollo_cli.watching import Progress
+    from apollo_cli.watcher import Progress
 
 # A tab that was closed may be a reload: its work goes on for a while.
 _WORK_SECONDS = 20.0
@@ -68,7 +68,7 @@ class Answering:
         Raises:
             UsageError: a file has changed since it was answered.
         """
-        from apollo_cli.blind import blind_check
+        from apollo_cli.scoring import blind_check
 
         told, answer, asked = visit.told, visit.answers[-1], visit.asked
         looked = visit.looked
@@ -101,7 +101,7 @@ class Answering:
 @contextlib.contextmanager
 def _working(apollo: Apollo, visit: Visit, task: Task) -> Iterator[tuple[Conversation, Progress]]:
     """The talk and the report of progress, which is also where a stop is noticed."""
-    from apollo_cli.watching import no_progress
+    from apollo_cli.watcher import no_progress
 
     def report(stage: str, done: int, total: int) -> None:
         left = visit.gone_since

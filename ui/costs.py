@@ -11,7 +11,7 @@ from apollo_cli.config import ReadingOptions
 from apollo_cli.hardware import FLASH, free_bytes
 from apollo_cli.memory_cache import find_memory, identify
 from apollo_cli.memory_plan import Run, estimate_memory, measure_demand
-from apollo_cli.spoken import Spoken, read_spoken
+from apollo_cli.planner import Spoken, read_spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import subtitles_between

@@ -30,7 +30,7 @@ from apollo_cli.video.guard import GuardedReader
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
-    from apollo_cli.watching import Progress
+    from apollo_cli.watcher import Progress
 
 # A tab that was closed may be a reload: its talk is kept for a while, and another page that names
 # it waits so long for it to be closed.

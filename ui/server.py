@@ -33,7 +33,7 @@ if TYPE_CHECKING:
     from apollo_cli.loaded_model import FoundModel
     from apollo_cli.memory_plan import Settings
     from apollo_cli.ui.desk import Desk
-    from apollo_cli.watching import Progress
+    from apollo_cli.watcher import Progress
 
 _LOG = logging.getLogger("apollo_cli.ui")
 _FIRST_PORT, _PORTS = 7860, 100
@@ -246,7 +246,7 @@ def _load(options: UiOptions, report: Progress, ending: threading.Event) -> Apol
 
 def _fit(options: UiOptions, found: FoundModel, reader: GuardedReader) -> Settings:
     from apollo_cli.memory_plan import fit_videos
-    from apollo_cli.weights.bits import stored_kind
+    from apollo_cli.weights.checkpoint import stored_kind
 
     fitted = fit_videos(
         found.planner,

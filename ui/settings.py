@@ -7,7 +7,7 @@ from collections.abc import Callable
 from dataclasses import dataclass, replace
 from typing import Any, TypeVar
 
-from apollo_cli.citations import clock
+from apollo_cli.answer import clock
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, parse_moment
 from apollo_cli.errors import UsageError
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from html import escape
 
-from apollo_cli.citations import Citation, times_in
+from apollo_cli.answer import Citation, times_in
 from apollo_cli.ui.costs import duration
 from apollo_cli.ui.files import Listing
 from apollo_cli.ui.handlers import Shown, State

@@ -7,7 +7,7 @@ from html import escape
 
 import numpy as np
 
-from apollo_cli.citations import clock
+from apollo_cli.answer import clock
 from apollo_cli.video.sampler import ClipPlan
 
 # The picture is drawn this many units wide, and stretched to the width of the page.

@@ -14,8 +14,7 @@ from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Literal
 
-from apollo_cli.answer import Answer
-from apollo_cli.citations import Citation
+from apollo_cli.answer import Answer, Citation
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.model.prompt import Turn
 from apollo_cli.ui.costs import Cost

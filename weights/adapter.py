@@ -34,10 +34,8 @@ from apollo_cli.values import (
     text,
 )
 from apollo_cli.values import whole as whole_number
-from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint
-from apollo_cli.weights.files import read_json
-from apollo_cli.weights.manifests import hash_file
+from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, stored_kind
+from apollo_cli.weights.files import hash_file, read_json
 from apollo_cli.weights.shards import TensorInfo, name_some
 
 MANIFEST, FORMAT, VERSION = "apollo_adapter.json", "apollo-adapter", 1

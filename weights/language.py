@@ -19,8 +19,7 @@ from apollo_cli.values import (
     table,
     whole,
 )
-from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import LLM, Checkpoint
+from apollo_cli.weights.checkpoint import LLM, Checkpoint, stored_kind
 from apollo_cli.weights.encoders import agree, count_layers
 from apollo_cli.weights.shards import EMBEDDING
 

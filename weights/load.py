@@ -16,8 +16,14 @@ from torch import nn
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.weights.bits import QuantKind, stored_kind
-from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, read_checkpoint
+from apollo_cli.text import count
+from apollo_cli.weights.checkpoint import (
+    Checkpoint,
+    QuantKind,
+    TensorInfo,
+    read_checkpoint,
+    stored_kind,
+)
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (
     QuantReport,
@@ -30,7 +36,6 @@ from apollo_cli.weights.quantize import (
     stored_parts,
 )
 from apollo_cli.weights.shards import name_some
-from apollo_cli.words import count
 
 TIED_HEAD = "lm_head.weight"
 # What older versions of the libraries stored beside the weights.

@@ -17,6 +17,7 @@ from torch import nn
 
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.apollo import ApolloModel
+from apollo_cli.text import count
 from apollo_cli.weights.adapter import (
     ENCODERS_FOLDER,
     LORA_FILE,
@@ -28,7 +29,6 @@ from apollo_cli.weights.checkpoint import CONNECTOR, LLM, encoder_part
 from apollo_cli.weights.load import check_finite
 from apollo_cli.weights.quantize import fill_layer, is_quantised
 from apollo_cli.weights.shards import name_some, read_header
-from apollo_cli.words import count
 
 # A tensor of a checkpoint: its part, and its name there.
 Key = tuple[str, str]

@@ -20,18 +20,19 @@ from torch import nn
 
 from apollo_cli.errors import DeviceError, WeightsError
 from apollo_cli.hardware import import_fault
-from apollo_cli.weights.bits import (
+from apollo_cli.text import count
+from apollo_cli.weights.checkpoint import (
     BLOCK,
     DEVICES,
     OUTLIER_THRESHOLD,
     SKIPPED,
+    Checkpoint,
     QuantKind,
+    TensorInfo,
     fits_quantisation,
     stored_kind,
 )
-from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo
 from apollo_cli.weights.shards import name_some
-from apollo_cli.words import count
 
 _COMPANIONS = {
     "4bit": ("weight.absmax", "weight.quant_map", "weight.quant_state.bitsandbytes__nf4"),

@@ -18,8 +18,16 @@ from torch import nn
 from apollo_cli.atomic import workshop
 from apollo_cli.errors import UsageError, WeightsError
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.weights.bits import OUTLIER_THRESHOLD, SKIPPED, QuantKind, stored_kind
-from apollo_cli.weights.checkpoint import HEAD, LLM, Checkpoint, read_checkpoint
+from apollo_cli.weights.checkpoint import (
+    HEAD,
+    LLM,
+    OUTLIER_THRESHOLD,
+    SKIPPED,
+    Checkpoint,
+    QuantKind,
+    read_checkpoint,
+    stored_kind,
+)
 from apollo_cli.weights.load import parameters_on_meta
 from apollo_cli.weights.network import build_network_config
 from apollo_cli.weights.quantize import (

@@ -22,7 +22,7 @@ from typing import Any
 from urllib.parse import SplitResult, quote, urljoin, urlsplit
 
 from apollo_cli.errors import WeightsError
-from apollo_cli.harmless import keep_secret
+from apollo_cli.text import keep_secret
 from apollo_cli.weights.files import JSON_LIMIT_BYTES, parse_json_object
 
 _ATTEMPTS = 4

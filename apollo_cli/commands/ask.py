@@ -43,7 +43,7 @@ if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
     from apollo_cli.loaded_model import FoundModel
     from apollo_cli.memory_plan import Settings
-    from apollo_cli.spoken import Spoken
+    from apollo_cli.planner import Spoken
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.video_memory import VideoMemory
 
@@ -158,7 +158,7 @@ def _watch_files(
         opened = open_sources(files, request.reading, reader)
         from apollo_cli.engine import load_found
         from apollo_cli.loaded_model import find_model
-        from apollo_cli.spoken import read_spoken
+        from apollo_cli.planner import read_spoken
         from apollo_cli.video.info import VideoInfo
 
         found, settings, spoken = find_model(**vars(model)), None, None
@@ -188,8 +188,8 @@ def _answer_videos(
     """The rows of a run with --videos, without those that its file holds already."""
     model, cache, apollo = read_options(ModelOptions, flags), not flags["no_cache"], None
     if flags["ray"]:
-        from apollo_cli.weights.locate import AUTO
         from apollo_cli.weights.registry import resolve
+        from apollo_cli.weights.store import AUTO
 
         # The model is loaded by the workers only: where they choose it, its name is not compared.
         facts = {} if model.model == AUTO else {"name": resolve(model.model).name}
@@ -228,7 +228,7 @@ def _fit(
 ) -> Settings:
     """Choose settings with which the request fits the free memory; say what was reduced."""
     from apollo_cli.memory_plan import fit_videos
-    from apollo_cli.weights.bits import stored_kind
+    from apollo_cli.weights.checkpoint import stored_kind
 
     if not infos:
         raise UsageError("--fit auto without a video", "it decides how much of a video is seen")

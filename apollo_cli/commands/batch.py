@@ -14,8 +14,8 @@ from apollo_cli.commands.output import silent
 from apollo_cli.commands.request import Remark, Request, answer_all, open_sources, watch
 from apollo_cli.config import ModelOptions
 from apollo_cli.errors import ApolloError, MediaError, UsageError
+from apollo_cli.text import count
 from apollo_cli.values import Values, any_text, parse_object, table
-from apollo_cli.words import count
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo

@@ -24,7 +24,7 @@ from apollo_cli.errors import ApolloError, UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.conversation import Conversation
-    from apollo_cli.watching import Progress
+    from apollo_cli.watcher import Progress
 
 HELP = """\
 /video FILE...     look at other files; the talk goes on

@@ -17,7 +17,7 @@ import click
 
 from apollo_cli.commands.output import progress, say_note, write_json
 from apollo_cli.errors import ApolloError, MediaError, UsageError
-from apollo_cli.words import count
+from apollo_cli.text import count
 
 if TYPE_CHECKING:
     from apollo_cli.video.guard import GuardedReader

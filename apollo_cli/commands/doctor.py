@@ -14,7 +14,7 @@ import click
 from apollo_cli._version import __version__
 from apollo_cli.commands.output import format_bytes, write_facts, write_json
 from apollo_cli.errors import ApolloError, DeviceError
-from apollo_cli.harmless import hide_secrets
+from apollo_cli.text import hide_secrets
 
 PACKAGES = (
     "torch",

@@ -95,7 +95,7 @@ def run_command(recipes: tuple[Path, ...], fresh: bool, steps: int | None) -> No
     """
     from apollo_cli.finetune.data.dataset import load_dataset
     from apollo_cli.finetune.recipe import load_recipe
-    from apollo_cli.weights.locate import locate_model
+    from apollo_cli.weights.store import locate_model
 
     # What is wrong with a later one is told before the first begins; it may stand on the results
     # of earlier ones.

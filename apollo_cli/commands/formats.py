@@ -15,8 +15,7 @@ from typing import Any, TextIO
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.harmless import clean_cell, clean_markdown, clean_markdown_line
-from apollo_cli.words import count
+from apollo_cli.text import clean_cell, clean_markdown, clean_markdown_line, count
 
 _SUBTITLE_TAG = re.compile(r"<(?=[^<>]*>)|\{(?=[^{}]*\})")
 

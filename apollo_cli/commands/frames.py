@@ -14,7 +14,7 @@ from apollo_cli.commands.options import FILE, Moment, flags_of, read_options
 from apollo_cli.commands.output import progress, say_note
 from apollo_cli.config import ModelOptions, ReadingOptions, SamplingOptions
 from apollo_cli.errors import UsageError
-from apollo_cli.words import count
+from apollo_cli.text import count
 
 if TYPE_CHECKING:
     import numpy as np
@@ -68,8 +68,8 @@ def frames(
                     f"--at {max(wanted):g}", f"the video ends at {info.duration_seconds:.2f} s"
                 )
         else:
-            from apollo_cli.planning import load_planner
-            from apollo_cli.weights.locate import locate_model
+            from apollo_cli.planner import load_planner
+            from apollo_cli.weights.store import locate_model
 
             planner = load_planner(locate_model(model).checkpoint)
             wanted = planner.plan([info], sampling)[0].times.ravel()

@@ -19,7 +19,7 @@ from apollo_cli.commands.output import (
     write_table,
 )
 from apollo_cli.errors import UsageError, WeightsError
-from apollo_cli.words import count
+from apollo_cli.text import count
 
 if TYPE_CHECKING:
     from apollo_cli.weights.hub import PullPlan

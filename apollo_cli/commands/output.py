@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from apollo_cli.harmless import clean_streams, clean_terminal, plain_stream
+from apollo_cli.text import clean_streams, clean_terminal, plain_stream
 
 STAGES = {
     "fetch": "fetching",

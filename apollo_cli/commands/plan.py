@@ -13,13 +13,13 @@ from apollo_cli.commands.options import complete_file, complete_model, flags_of,
 from apollo_cli.commands.output import format_bytes, say_note, write_json, write_table
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.errors import FitError, WeightsError
-from apollo_cli.words import count
+from apollo_cli.text import count
 
 if TYPE_CHECKING:
     from apollo_cli.memory_plan import Demand, Run
-    from apollo_cli.planning import Planner
+    from apollo_cli.planner import Planner
     from apollo_cli.video.info import VideoInfo
-    from apollo_cli.weights.bits import QuantKind
+    from apollo_cli.weights.checkpoint import QuantKind
 
 CARDS_GB = (8, 12, 16, 24)
 # Cards are sold in GiB, and a driver and a desktop keep a part.
@@ -126,9 +126,8 @@ def _find_planner(
         WeightsError: the model is unknown, broken, or of a shape that is not known.
     """
     from apollo_cli.memory_plan import precisions
-    from apollo_cli.planning import assumed_planner, load_planner
-    from apollo_cli.weights.bits import stored_kind
-    from apollo_cli.weights.checkpoint import read_checkpoint
+    from apollo_cli.planner import assumed_planner, load_planner
+    from apollo_cli.weights.checkpoint import read_checkpoint, stored_kind
     from apollo_cli.weights.registry import resolve
     from apollo_cli.weights.store import find_local
 
@@ -246,7 +245,7 @@ def _notes(
     infos: list[VideoInfo], models: list[dict[str, Any]], machine: dict[str, Any]
 ) -> Iterator[str]:
     """The videos, what is seen of each, and all that the table takes for granted."""
-    from apollo_cli.citations import clock
+    from apollo_cli.answer import clock
 
     for info in infos:
         seconds = info.duration_seconds

@@ -19,7 +19,7 @@ from apollo_cli.errors import UsageError
 
 if TYPE_CHECKING:
     from apollo_cli.engine import Apollo
-    from apollo_cli.spoken import Spoken
+    from apollo_cli.planner import Spoken
     from apollo_cli.video.guard import GuardedReader
     from apollo_cli.video.info import VideoInfo
     from apollo_cli.video_memory import VideoMemory
@@ -145,7 +145,7 @@ def answer_all(
             click.echo(f"Q: {question}\nA: ", nl=False)
         remarks: list[str] = []
         if request.choices:
-            from apollo_cli.choices import choose
+            from apollo_cli.scoring import choose
 
             row = choose(apollo, memories, question, request.choices).to_dict()
             row |= {"model": apollo.describe(), "videos": [m.describe() for m in memories]}
@@ -163,7 +163,7 @@ def answer_all(
             row = answer.to_dict()
             remarks += answer.remarks
             if request.blind:
-                from apollo_cli.blind import blind_check
+                from apollo_cli.scoring import blind_check
 
                 check = blind_check(apollo, memories, answer, request.options)
                 row["blind_check"] = check.to_dict()

@@ -69,7 +69,7 @@ def ui(files: tuple[str, ...], **flags: Any) -> None:
         )
     options = read_ui_options(files, flags)
     from apollo_cli.ui.server import check_open, serve
-    from apollo_cli.weights.locate import locate_model
+    from apollo_cli.weights.store import locate_model
 
     check_open(options.host, options.auth, flags["no_auth"])
     # Its weights are loaded while the page is up already; that there are some is known at once.

@@ -13,8 +13,8 @@ import torch.nn.functional as F
 from torch import nn
 
 from apollo_cli.errors import WeightsError
-from apollo_cli.model.attention import scaled_attention
 from apollo_cli.model.config import ConnectorConfig
+from apollo_cli.model.encoders import scaled_attention
 
 
 class WeightedNorm(nn.Module):

@@ -142,3 +142,26 @@ def _table(path: Path, check: Check) -> dict[str, Any]:
         return table_of(check)(parse_object(path.read_bytes()))
     except ValueError as error:
         raise WeightsError(f"{path} {error}", "", "fetch the checkpoint again") from None
+
+
+class PieceCounter(TextTokenizer):
+    """Stands in for a Qwen2 tokenizer where only numbers of tokens matter.
+
+    Each piece of Qwen2's rule for cutting text counts as one token: exact for digits and marks,
+    which are most of the time labels, and for common words; rare words take more. A label of a
+    clip comes to 13 to 17 tokens.
+    """
+
+    def __init__(self) -> None:
+        self._split = pre_tokenizers.Split(Regex(QWEN2_SPLIT), "isolated")
+
+    def __len__(self) -> int:
+        return 0
+
+    def encode(self, text: str) -> list[int]:
+        """As many ids as there are pieces; their values mean nothing."""
+        return [0] * len(self._split.pre_tokenize_str(text))
+
+    def encode_many(self, texts: Sequence[str]) -> list[list[int]]:
+        """Encode pieces of text, each on its own."""
+        return [self.encode(text) for text in texts]

@@ -17,8 +17,8 @@ from av.error import ArgumentError, FFmpegError
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
+from apollo_cli.text import apart
 from apollo_cli.video.boxes import index_fault
-from apollo_cli.words import apart
 
 DEFAULT_READING = ReadingOptions()
 

@@ -17,6 +17,7 @@ import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
+from apollo_cli.text import count
 from apollo_cli.video.boxes import structure_faults
 from apollo_cli.video.container import (
     DEFAULT_READING,
@@ -42,7 +43,6 @@ from apollo_cli.video.timeline import (
     order_times,
     typical_step,
 )
-from apollo_cli.words import count
 
 # Each of these keeps a palette from the first packet on, or is not safe to enter midway.
 _IN_ORDER = (

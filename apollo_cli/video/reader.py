@@ -13,13 +13,13 @@ import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.text import count
 from apollo_cli.video.container import DEFAULT_READING, advance, check_unchanged, shown, unchanged
 from apollo_cli.video.images import read_images
 from apollo_cli.video.info import FORMAT_CHANGES, VideoInfo
 from apollo_cli.video.picture import to_rgb
 from apollo_cli.video.transforms import PixelSpec, resize_square
 from apollo_cli.video.walk import Walk
-from apollo_cli.words import count
 
 # decord and our own scan may round a time differently, by less than this.
 _TIME_SLACK_SECONDS = 2e-3

@@ -14,7 +14,7 @@ import numpy as np
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import MediaError, UsageError
-from apollo_cli.words import apart, count, percent
+from apollo_cli.text import apart, count, percent
 
 _EPSILON = 1e-6
 # Containers round their times to as much as a millisecond.

@@ -10,11 +10,9 @@ from itertools import repeat
 from pathlib import Path
 from typing import Any, Literal, NoReturn, TypeVar
 
-from apollo_cli.choices import LETTERS
 from apollo_cli.config import parse_moment
 from apollo_cli.errors import UsageError
-from apollo_cli.finetune.data.faults import Fault, Refused
-from apollo_cli.finetune.data.keys import (
+from apollo_cli.finetune.data.readers import (
     FILE,
     MESSAGE,
     SOUND,
@@ -22,10 +20,18 @@ from apollo_cli.finetune.data.keys import (
     key_faults,
     row_key_faults,
 )
-from apollo_cli.finetune.data.media import MediaFolder, kind_of, shorten
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import (
+    Fault,
+    MediaFolder,
+    Refused,
+    Sample,
+    Visual,
+    kind_of,
+    shorten,
+)
 from apollo_cli.model.prompt import Turn
-from apollo_cli.words import count
+from apollo_cli.scoring import LETTERS
+from apollo_cli.text import count
 
 # A run of white space is tried from its start only, however long it is.
 _TAG = re.compile(r"(?:(?<![ \t\r\n])[ \t\r\n]+)?<(video|image)>[ \t\r\n]*")

@@ -12,8 +12,7 @@ from typing import TYPE_CHECKING
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.finetune.data.faults import Fault
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Fault, Sample, Visual
 from apollo_cli.finetune.training.examples import (
     IGNORED,
     is_bound,
@@ -21,13 +20,13 @@ from apollo_cli.finetune.training.examples import (
     reserve_of,
     spell_turns,
 )
-from apollo_cli.planning import Planner
+from apollo_cli.planner import Planner
+from apollo_cli.text import count
 from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
-from apollo_cli.watching import Progress, no_progress
-from apollo_cli.words import count
+from apollo_cli.watcher import Progress, no_progress
 
 if TYPE_CHECKING:
     from apollo_cli.finetune.recipe import Recipe

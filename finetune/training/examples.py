@@ -15,15 +15,15 @@ import torch
 
 from apollo_cli.config import ENCODE_BATCH, ReadingOptions, SamplingOptions
 from apollo_cli.errors import FitError
-from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.samples import Sample
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, Turn, VisualPart
-from apollo_cli.planning import Planner
+from apollo_cli.planner import Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import describe_damage
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.watching import read_planned
+from apollo_cli.watcher import read_planned
 
 # Label of a token that is not trained on, as torch's cross entropy knows it.
 IGNORED = -100

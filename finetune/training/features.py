@@ -21,7 +21,7 @@ from filelock import Timeout
 from apollo_cli.atomic import write_whole
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
-from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.samples import Sample
 from apollo_cli.finetune.training.examples import (
     ExampleBuilder,
     reserve_of,
@@ -31,11 +31,11 @@ from apollo_cli.finetune.training.examples import (
 from apollo_cli.memory_cache import identify, place_for
 from apollo_cli.memory_file import load_memory
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.spoken import Spoken
+from apollo_cli.planner import Spoken
 from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.watching import Progress, Watcher, no_progress
+from apollo_cli.watcher import Progress, Watcher, no_progress
 
 _SAVE_EVERY = 50
 

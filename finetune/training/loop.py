@@ -18,11 +18,16 @@ from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import find_base, save_result
 from apollo_cli.finetune.data.dataset import load_dataset
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.training.checkpoints import Saved, find_newest
-from apollo_cli.finetune.training.earlier import CHECKPOINTS_NAME, RUN_NAME, forget, is_done
+from apollo_cli.finetune.training.checkpoints import (
+    CHECKPOINTS_NAME,
+    RUN_NAME,
+    Saved,
+    find_newest,
+    forget,
+    is_done,
+)
 from apollo_cli.finetune.training.examples import ExampleBuilder
-from apollo_cli.finetune.training.feed import Feed, SlotOrder
-from apollo_cli.finetune.training.optimiser import Optimiser
+from apollo_cli.finetune.training.feed import QUARANTINE_NAME, Feed, Quarantine, SlotOrder
 from apollo_cli.finetune.training.preparing import (
     Prepared,
     build_builder,
@@ -35,7 +40,6 @@ from apollo_cli.finetune.training.preparing import (
     tell_faults,
     watch_ahead,
 )
-from apollo_cli.finetune.training.quarantine import QUARANTINE_NAME, Quarantine
 from apollo_cli.finetune.training.records import (
     CURVE_NAME,
     LOG_NAME,
@@ -45,11 +49,11 @@ from apollo_cli.finetune.training.records import (
     spell_seconds,
 )
 from apollo_cli.finetune.training.steps import SAVE_SECONDS, Loop
-from apollo_cli.finetune.training.stopping import Interrupts
-from apollo_cli.finetune.training.team import together
+from apollo_cli.finetune.training.stopping import Interrupts, together
+from apollo_cli.finetune.training.trainee import Optimiser
 from apollo_cli.finetune.training.validation import Score, validate
-from apollo_cli.watching import Progress, no_progress
-from apollo_cli.words import count
+from apollo_cli.text import count
+from apollo_cli.watcher import Progress, no_progress
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

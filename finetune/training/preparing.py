@@ -16,27 +16,25 @@ from filelock import FileLock, Timeout
 
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Trained, load_base, prepare_network
-from apollo_cli.finetune.data.dataset import Dataset, label_files
-from apollo_cli.finetune.data.faults import Fault, count_lost
-from apollo_cli.finetune.data.mixture import Mixture
-from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.dataset import Dataset, Mixture, label_files
+from apollo_cli.finetune.data.samples import Fault, Sample, count_lost
 from apollo_cli.finetune.data.survey import Ruler, list_length_faults, measure_samples, probe_files
 from apollo_cli.finetune.needs import choose_hardware
 from apollo_cli.finetune.recipe import Recipe
-from apollo_cli.finetune.training.earlier import FEATURES_NAME, clear_torn
+from apollo_cli.finetune.training.checkpoints import FEATURES_NAME, clear_torn
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.features import FeatureStore
-from apollo_cli.finetune.training.quarantine import Quarantine, stamp_of
-from apollo_cli.finetune.training.team import together
+from apollo_cli.finetune.training.feed import Quarantine, stamp_of
+from apollo_cli.finetune.training.stopping import together
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.hardware import import_fault, package_version
 from apollo_cli.loaded_model import FoundModel, LoadedModel
-from apollo_cli.planning import Planner
+from apollo_cli.planner import Planner
+from apollo_cli.text import count
 from apollo_cli.video.container import shown
-from apollo_cli.watching import Progress
-from apollo_cli.weights.locate import LocatedModel
-from apollo_cli.weights.manifests import hash_file
-from apollo_cli.words import count
+from apollo_cli.watcher import Progress
+from apollo_cli.weights.files import hash_file
+from apollo_cli.weights.store import LocatedModel
 
 if TYPE_CHECKING:
     from accelerate import Accelerator

@@ -22,7 +22,6 @@ from apollo_cli.errors import ApolloError, DataError
 from apollo_cli.finetune.training.checkpoints import save_checkpoint
 from apollo_cli.finetune.training.examples import Example
 from apollo_cli.finetune.training.feed import Feed, SlotOrder
-from apollo_cli.finetune.training.optimiser import Optimiser
 from apollo_cli.finetune.training.preparing import Prepared
 from apollo_cli.finetune.training.records import Progress, RunLog, StepRecord
 from apollo_cli.finetune.training.stopping import (
@@ -30,9 +29,10 @@ from apollo_cli.finetune.training.stopping import (
     LossWatch,
     is_out_of_memory,
     list_relief,
+    together,
     too_large,
 )
-from apollo_cli.finetune.training.team import together
+from apollo_cli.finetune.training.trainee import Optimiser
 from apollo_cli.weights.load import is_finite
 
 if TYPE_CHECKING:

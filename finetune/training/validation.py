@@ -11,14 +11,14 @@ import torch
 from torch import nn
 from transformers import DynamicCache
 
-from apollo_cli.choices import LETTERS
 from apollo_cli.config import GenerationOptions
 from apollo_cli.errors import ApolloError, DataError, FitError, MediaError, UsageError
-from apollo_cli.finetune.data.sample import Sample
+from apollo_cli.finetune.data.samples import Sample
 from apollo_cli.finetune.training.examples import Example, ExampleBuilder
 from apollo_cli.finetune.training.stopping import is_out_of_memory, too_large
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.generate import generate, prefill
+from apollo_cli.scoring import LETTERS
 from apollo_cli.session import Session
 
 _ARTICLE = re.compile(r"^(?:a|an|the)\s+(?=\S)")

@@ -7,7 +7,7 @@ from dataclasses import MISSING, fields, replace
 from pathlib import Path
 from typing import Any
 
-from apollo_cli.finetune.data.faults import KINDS
+from apollo_cli.finetune.data.samples import FAULT_KINDS
 from apollo_cli.finetune.estimate import SampleSize, Training, estimate_training
 from apollo_cli.finetune.places import spell
 from apollo_cli.finetune.recipe import Recipe
@@ -100,7 +100,7 @@ def _faults() -> Iterator[list[str]]:
     yield ["name", "it costs", "what is allowed, or what becomes of it; what to do"]
     yield ["---"] * 3
     costs = {"run": "the run", "sample": "its sample", "note": ""}
-    for name, kind in KINDS.items():
+    for name, kind in FAULT_KINDS.items():
         words = "; ".join(filter(None, (kind.allowed, kind.next_step)))
         yield [f"`{name}`", costs[kind.cost], words]
 

@@ -18,7 +18,7 @@ from apollo_cli.errors import DataError, WeightsError
 from apollo_cli.finetune.adapters import load_base
 from apollo_cli.finetune.check import check_file, check_recipe
 from apollo_cli.finetune.data.dataset import hold_out, load_dataset
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.recipe import load_recipe
 from apollo_cli.finetune.report import CheckReport
 from apollo_cli.model.prompt import Turn

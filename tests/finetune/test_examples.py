@@ -17,7 +17,7 @@ from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.training.examples import (
     IGNORED,
     Example,

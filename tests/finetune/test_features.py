@@ -18,7 +18,7 @@ from apollo_cli import engine
 from apollo_cli.config import SamplingOptions
 from apollo_cli.engine import Apollo
 from apollo_cli.errors import ApolloError, DataError, MediaError
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.features import FeatureStore, limit_reading
 from apollo_cli.finetune.training.trainee import Trainee

@@ -11,11 +11,10 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.errors import DataError, DeviceError, MediaError
-from apollo_cli.finetune.data.mixture import Mixture
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.dataset import Mixture
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.training.examples import Example
-from apollo_cli.finetune.training.feed import Feed, SlotOrder
-from apollo_cli.finetune.training.quarantine import Quarantine, read_quarantine
+from apollo_cli.finetune.training.feed import Feed, Quarantine, SlotOrder, read_quarantine
 from apollo_cli.model.prompt import Turn
 from tests.waiting import PATIENCE_SECONDS
 

@@ -10,9 +10,8 @@ from typing import Any
 import pytest
 
 from apollo_cli import cli
-from apollo_cli.finetune.data.faults import Fault
 from apollo_cli.finetune.data.readers import load_samples
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Fault, Sample, Visual
 from apollo_cli.finetune.recipe import DataSource
 from tests.cases import FOLDER as MEDIA
 

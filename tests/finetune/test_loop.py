@@ -28,7 +28,7 @@ from apollo_cli.finetune.training.stopping import LossWatch
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.loaded_model import LoadedModel
 from apollo_cli.model.tokenizer import load_tokenizer
-from apollo_cli.weights.locate import locate_model
+from apollo_cli.weights.store import locate_model
 from tests import tiny
 from tests.finetune.test_checkpoints import full_disk
 from tests.finetune.toy import copy_toy, write_toy

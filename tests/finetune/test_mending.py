@@ -13,8 +13,8 @@ from apollo_cli.cli import main
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.check import check_recipe
 from apollo_cli.finetune.recipe import DataSource, load_recipe
+from apollo_cli.finetune.training.feed import read_quarantine
 from apollo_cli.finetune.training.loop import run_recipe
-from apollo_cli.finetune.training.quarantine import read_quarantine
 from apollo_cli.finetune.training.records import read_log
 from apollo_cli.weights.adapter import read_adapter
 from tests.finetune.test_loop import losses, run

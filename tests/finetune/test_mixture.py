@@ -8,8 +8,8 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.data.mixture import Mixture, resolve_shares
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.dataset import Mixture, resolve_shares
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.model.prompt import Turn
 
 

@@ -12,9 +12,8 @@ import pytest
 
 from apollo_cli.finetune.data import readers
 from apollo_cli.finetune.data.conversations import _TAG
-from apollo_cli.finetune.data.faults import KINDS, Fault
 from apollo_cli.finetune.data.readers import load_samples
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import FAULT_KINDS, Fault, Sample, Visual
 from apollo_cli.finetune.recipe import DataSource
 from apollo_cli.model.prompt import Turn
 from tests.cases import FOLDER as MEDIA
@@ -243,7 +242,7 @@ def test_a_fault_of_a_sample_has_a_name(folder: Path, entry: dict[str, Any], kin
 def test_what_is_odd_but_usable_is_a_note(folder: Path, entry: dict[str, Any], kind: str) -> None:
     _, kinds = load_one(folder, **entry)
     assert kinds == [kind]
-    assert KINDS[kind].cost == "note"
+    assert FAULT_KINDS[kind].cost == "note"
 
 
 def test_a_link_inside_the_folder_is_followed(folder: Path) -> None:

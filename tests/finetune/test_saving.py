@@ -16,7 +16,7 @@ from apollo_cli.finetune.adapters import load_base, prepare_network, save_result
 from apollo_cli.finetune.merge import merge_result
 from apollo_cli.finetune.recipe import Recipe, load_recipe
 from apollo_cli.finetune.training.loop import run_recipe
-from apollo_cli.finetune.training.optimiser import Optimiser
+from apollo_cli.finetune.training.trainee import Optimiser
 from tests import tiny
 from tests.cases import FOLDER as MEDIA
 from tests.finetune.results import recipe_of, train_randomly

@@ -9,12 +9,11 @@ from shutil import copy
 import pytest
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.data.faults import Fault
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Fault, Sample, Visual
 from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planning import Planner, load_planner
+from apollo_cli.planner import Planner, load_planner
 from apollo_cli.weights.checkpoint import read_checkpoint
 from tests.cases import FOLDER
 

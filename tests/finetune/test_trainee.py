@@ -11,12 +11,12 @@ import torch.nn.functional as F
 from peft import LoraConfig, inject_adapter_in_model
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.training.examples import IGNORED, Example, ExampleBuilder
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planning import load_planner
+from apollo_cli.planner import load_planner
 from apollo_cli.weights.load import load_model
 from tests import tiny
 from tests.cases import FOLDER

@@ -11,7 +11,7 @@ import torch
 from apollo_cli import engine
 from apollo_cli.config import GenerationOptions, SamplingOptions
 from apollo_cli.engine import Apollo
-from apollo_cli.finetune.data.sample import Sample, Visual
+from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.finetune.training.trainee import Trainee
 from apollo_cli.finetune.training.validation import Score, is_right, validate

@@ -24,7 +24,7 @@ from apollo_cli.ui.desk import Desk
 from apollo_cli.ui.shelf import Shelf
 from apollo_cli.ui.strips import strips_of
 from apollo_cli.ui.visit import Task, Told, Visit
-from apollo_cli.watching import Progress
+from apollo_cli.watcher import Progress
 from tests.ui.made import SHORT, at_rest, draw_videos, nano_desk, new_visit
 from tests.video.made import make_film
 from tests.waiting import PATIENCE_SECONDS, until

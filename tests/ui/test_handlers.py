@@ -15,7 +15,7 @@ from pathlib import Path
 
 import pytest
 
-from apollo_cli.citations import Citation
+from apollo_cli.answer import Citation
 from apollo_cli.config import ReadingOptions, SamplingOptions
 from apollo_cli.ui import desk as desk_module
 from apollo_cli.ui import previews, show

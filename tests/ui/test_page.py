@@ -104,7 +104,7 @@ def ask(page: Page, question: str) -> str:
 
 def put_answer(site: Site, page: Page, text: str) -> None:
     """Show an answer that names times, as a real model would write it."""
-    from apollo_cli.citations import cited_times
+    from apollo_cli.answer import cited_times
     from apollo_cli.ui.visit import Told
 
     key = page.evaluate("sessionStorage.getItem('apollo-key')")

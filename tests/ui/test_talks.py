@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from apollo_cli.citations import Citation
+from apollo_cli.answer import Citation
 from apollo_cli.config import SamplingOptions
 from apollo_cli.ui import show
 from apollo_cli.ui.events import _VIEWS, _fill

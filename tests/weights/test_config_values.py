@@ -15,8 +15,7 @@ from apollo_cli.cli import main
 from apollo_cli.errors import WeightsError
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.tokenizer import load_tokenizer
-from apollo_cli.weights.bits import stored_kind
-from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
+from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint, stored_kind
 from apollo_cli.weights.files import parse_json_object
 from apollo_cli.weights.network import build_network_config
 

@@ -13,8 +13,8 @@ import pytest
 from apollo_cli.errors import WeightsError
 from apollo_cli.weights import hub as hub_module
 from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.files import Manifest, read_manifests
 from apollo_cli.weights.hub import PullPlan, fetch_model
-from apollo_cli.weights.manifests import Manifest, read_manifests
 from apollo_cli.weights.registry import resolve
 from apollo_cli.weights.store import find_local, list_models, remove, require_local, verify
 from tests.weights.hub_server import FakeHub, files_of, serve

@@ -16,8 +16,7 @@ from torch import nn
 
 from apollo_cli.errors import DeviceError, UsageError, WeightsError
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.weights.bits import KINDS, QuantKind
-from apollo_cli.weights.checkpoint import read_checkpoint
+from apollo_cli.weights.checkpoint import KINDS, QuantKind, read_checkpoint
 from apollo_cli.weights.load import load_model
 from apollo_cli.weights.quantize import place_layers, report_of
 from apollo_cli.weights.repack import save_quantized

@@ -21,15 +21,14 @@ from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.planning import Planner
-from apollo_cli.spoken import Spoken
+from apollo_cli.planner import Planner, Spoken
+from apollo_cli.text import count
 from apollo_cli.video.container import is_from_stdin
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import Frames, describe_damage
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
-from apollo_cli.words import count
 
 _NOT_KEPT = "what was seen could not be kept for later"
 

@@ -2,9 +2,16 @@
 
 from __future__ import annotations
 
+import os
+import re
+import stat
 from collections.abc import Iterable
 from dataclasses import dataclass
-from typing import Literal
+from pathlib import Path
+from typing import Any, Literal
+
+from apollo_cli.model.prompt import Turn
+from apollo_cli.video.container import shown
 
 Cost = Literal["run", "sample", "note"]
 
@@ -26,7 +33,7 @@ class FaultKind:
 _UTF8 = "data files are UTF-8"
 _FORMATS = "data is JSON lines, a JSON list, or CSV with the columns question and answer"
 
-KINDS: dict[str, FaultKind] = {
+FAULT_KINDS: dict[str, FaultKind] = {
     # Whole files.
     "unreadable_file": FaultKind("run", "a plain file that can be read", "check the path"),
     "wrong_encoding": FaultKind("run", _UTF8, "save the file as UTF-8"),
@@ -125,7 +132,7 @@ class Fault:
     """One thing that is wrong or worth knowing.
 
     Attributes:
-        kind: a name in ``KINDS``.
+        kind: a name in ``FAULT_KINDS``.
         where: the file, line or entry, such as ``bees.jsonl:12``.
         received: what was found there, without ``where``.
         allowed, next_step: where the kind's own words are not exact enough.
@@ -142,12 +149,12 @@ class Fault:
     @property
     def cost(self) -> Cost:
         """What is lost."""
-        return KINDS[self.kind].cost
+        return FAULT_KINDS[self.kind].cost
 
     @property
     def remedy(self) -> str:
         """What is allowed, and what to do."""
-        kind = KINDS[self.kind]
+        kind = FAULT_KINDS[self.kind]
         parts = (self.allowed or kind.allowed, self.next_step or kind.next_step)
         return "; ".join(part for part in parts if part)
 
@@ -169,3 +176,124 @@ class Refused(Exception):
     def __init__(self, *faults: Fault) -> None:
         self.faults = faults
         super().__init__(faults[0].message)
+
+
+Kind = Literal["text", "image", "multi-image", "video"]
+KINDS: tuple[Kind, ...] = ("text", "image", "multi-image", "video")
+
+# An answer of at most so many words is compared as a whole when accuracy is measured.
+_SHORT_WORDS = 3
+
+
+@dataclass(frozen=True)
+class Visual:
+    """A video or image that a sample shows.
+
+    Attributes:
+        path: absolute, with links resolved.
+        start_seconds, end_seconds: the part of a video that is looked at; None is its end.
+    """
+
+    path: Path
+    kind: Literal["video", "image"]
+    start_seconds: float = 0.0
+    end_seconds: float | None = None
+
+
+@dataclass(frozen=True)
+class Sample:
+    """A talk about videos and images, or about text alone.
+
+    Attributes:
+        name: the sample's own id, else its file and line or entry, such as ``bees.jsonl:12``.
+        turns: at least one; every answer is trained on.
+        visuals: in the order of the prompt, all of them in front of the first question.
+        choices: the answers to choose from, where the data names them.
+    """
+
+    name: str
+    turns: tuple[Turn, ...]
+    visuals: tuple[Visual, ...] = ()
+    choices: tuple[str, ...] = ()
+
+    @property
+    def kind(self) -> Kind:
+        """Which part of the mixture this is; one video is enough to be a video sample."""
+        if any(visual.kind == "video" for visual in self.visuals):
+            return "video"
+        if len(self.visuals) > 1:
+            return "multi-image"
+        return "image" if self.visuals else "text"
+
+    @property
+    def is_short_answer(self) -> bool:
+        """Whether the last answer can be judged by comparing it."""
+        return bool(self.choices) or len(self.turns[-1].answer.split()) <= _SHORT_WORDS
+
+
+_ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
+_LONGEST_SHOWN = 200
+
+
+def kind_of(value: Any) -> str:
+    """What a value of JSON is, such as ``a list``."""
+    words = {dict: "an object", list: "a list", str: "a text", bool: "true or false"}
+    return words.get(type(value), "nothing" if value is None else "a number")
+
+
+def shorten(text: str, longest: int = _LONGEST_SHOWN) -> str:
+    """Text from elsewhere on one line, without control characters, and not endless."""
+    text = shown(text)
+    return text if len(text) <= longest else text[: longest - 3] + "..."
+
+
+class MediaFolder:
+    """The folder that media paths start from and may not leave.
+
+    Args:
+        root: the folder; links in it are followed, and may not lead out of it.
+    """
+
+    def __init__(self, root: Path) -> None:
+        self.root = Path(os.path.realpath(root))
+        self._found: dict[str, Path | tuple[str, str]] = {}
+
+    def find(self, where: str, name: Any, kind: Literal["video", "image"]) -> Path:
+        """The file of a name, absolute and with links resolved.
+
+        Args:
+            where: place in the data file, for the fault. name: as the data has it.
+
+        Raises:
+            Refused: it is no path, leaves the folder, is missing, or is no plain file.
+        """
+        if not isinstance(name, str) or not name.strip() or "\0" in name:
+            what = "an empty path" if isinstance(name, str) else kind_of(name)
+            raise Refused(Fault("wrong_type", where, f"{kind} is {what}", f"{kind} is a path"))
+        if name not in self._found:
+            self._found[name] = self._look(name)
+        found = self._found[name]
+        if isinstance(found, tuple):
+            fault, words = found
+            fault = f"broken_{kind}" if fault == "empty" else fault
+            raise Refused(Fault(fault, where, f"{shorten(name)} {words}"))
+        return found
+
+    def _look(self, name: str) -> Path | tuple[str, str]:
+        """The file, or the fault and what is wrong with it in words."""
+        if _ADDRESS.match(name):
+            return "web_address", "is an address, and nothing is fetched"
+        try:
+            path = Path(os.path.realpath(self.root / name))
+            if not path.is_relative_to(self.root):
+                return "outside_folder", f"lies outside {shown(self.root)}"
+            status = path.stat()
+        except (FileNotFoundError, NotADirectoryError):
+            return "missing_file", f"is not in {shown(self.root)}"
+        except (OSError, ValueError) as error:
+            return "missing_file", f"cannot be looked at ({error.args[-1]})"
+        if not stat.S_ISREG(status.st_mode):
+            words = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
+            what = words.get(stat.S_IFMT(status.st_mode), "a device or socket")
+            return "not_a_file", f"is {what}"
+        return path if status.st_size else ("empty", "is empty (0 bytes); copy it again")
