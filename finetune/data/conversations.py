@@ -12,7 +12,7 @@ from typing import Any, Literal, NoReturn, TypeVar
 
 from apollo_cli.config import parse_moment
 from apollo_cli.errors import UsageError
-from apollo_cli.finetune.data.readers import (
+from apollo_cli.finetune.data.keys import (
     FILE,
     MESSAGE,
     SOUND,
