@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
-import codecs
 import io
+import math
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -25,21 +25,6 @@ FORMATS = {".srt": "srt", ".vtt": "webvtt", ".ass": "ass", ".ssa": "ass"}
 _TEXT_CODECS = ("subrip", "srt", "mov_text", "webvtt", "ass", "ssa", "text")
 _MOST_BYTES = 32 << 20
 _OVERRIDES = re.compile(r"\{\\[^{}]*\}|<[^<>]{1,40}>")
-# Both marks of UTF-32 come first, since one of them starts with a mark of UTF-16.
-_BYTE_ORDER_MARKS = (
-    (codecs.BOM_UTF32_LE, "utf-32"),
-    (codecs.BOM_UTF32_BE, "utf-32"),
-    (codecs.BOM_UTF16_LE, "utf-16"),
-    (codecs.BOM_UTF16_BE, "utf-16"),
-)
-# Which of the first four bytes are not 0, in Unicode without a mark.
-_WIDTHS = {
-    b"\1\0\0\0": "utf-32-le",
-    b"\0\0\0\1": "utf-32-be",
-    b"\1\0\1\0": "utf-16-le",
-    b"\0\1\0\1": "utf-16-be",
-}
-_WHOLE_SHARE = 10
 
 # What subtitles are stored in, beside Unicode. Others, as those of old Macs, would be found where
 # one of these is meant.
@@ -49,8 +34,6 @@ _ENCODINGS = (
 )
 # As in "by³em", which is Polish taken for Western European; quotes and dashes may stand in words.
 _SIGNS_IN_WORDS = re.compile(r"(?<=[A-Za-z])(?:[¹²³]|[^\w\s\x00-\x7f\u0300-\u036f‐-…])(?=[A-Za-z])")
-# Two encodings whose scores are closer than this cannot be told apart.
-_CLOSE_CALL = 0.05
 
 
 @dataclass(frozen=True)
@@ -85,7 +68,7 @@ def find_subtitles(
             return read_subtitles(beside, notes=notes)
     if info.timeline is None:
         return ()
-    return read_track(info)
+    return _read_track(info)
 
 
 def read_subtitles(path: str | Path, *, notes: list[str] | None = None) -> tuple[Subtitle, ...]:
@@ -123,37 +106,6 @@ def read_subtitles(path: str | Path, *, notes: list[str] | None = None) -> tuple
     return found
 
 
-def read_track(info: VideoInfo) -> tuple[Subtitle, ...]:
-    """Read the default text track inside a video; empty when it has none.
-
-    Raises:
-        MediaError: the track is damaged.
-    """
-    try:
-        return _read_default_track(info)
-    except FFmpegError as error:
-        raise MediaError(
-            f"{shown(info.path)}: its subtitle track is damaged ({error.strerror})",
-            next_step="leave out --subtitles, or name a subtitle file",
-        ) from error
-
-
-def _read_default_track(info: VideoInfo) -> tuple[Subtitle, ...]:
-    with open_container(info.path) as container:
-        tracks = [
-            stream
-            for stream in container.streams
-            if isinstance(stream, SubtitleStream) and stream.codec_context.name in _TEXT_CODECS
-        ]
-        if not tracks:
-            return ()
-        chosen = max(tracks, key=lambda track: bool(track.disposition & track.disposition.default))
-        for other in container.streams:
-            if other.index != chosen.index:
-                other.discard = Discard.all
-        return _read_stream(container, chosen.index, info.clock_offset_seconds)
-
-
 def subtitles_between(
     subtitles: Sequence[Subtitle], start_seconds: float, end_seconds: float
 ) -> tuple[Subtitle, ...]:
@@ -161,6 +113,30 @@ def subtitles_between(
     return tuple(
         s for s in subtitles if s.start_seconds < end_seconds and s.end_seconds > start_seconds
     )
+
+
+def _read_track(info: VideoInfo) -> tuple[Subtitle, ...]:
+    """Read the default text track inside a video; empty when it has none."""
+    try:
+        with open_container(info.path) as container:
+            streams = container.streams
+            tracks = [
+                s
+                for s in streams
+                if isinstance(s, SubtitleStream) and s.codec_context.name in _TEXT_CODECS
+            ]
+            if not tracks:
+                return ()
+            chosen = max(tracks, key=lambda s: bool(s.disposition & s.disposition.default))
+            for other in streams:
+                if other.index != chosen.index:
+                    other.discard = Discard.all
+            return _read_stream(container, chosen.index, info.clock_offset_seconds)
+    except FFmpegError as error:
+        raise MediaError(
+            f"{shown(info.path)}: its subtitle track is damaged ({error.strerror})",
+            next_step="leave out --subtitles, or name a subtitle file",
+        ) from error
 
 
 def _read_stream(
@@ -174,26 +150,17 @@ def _read_stream(
             continue
         start = float(packet.pts * packet.time_base) - offset_seconds
         end = start + float((packet.duration or 0) * packet.time_base)
-        lines = [_plain(rect) for rect in packet.decode() if isinstance(rect, AssSubtitle)]
-        text = " ".join(filter(None, lines))
-        if text:
+        rects = [rect for rect in packet.decode() if isinstance(rect, AssSubtitle)]
+        lines = " ".join(rect.dialogue.decode("utf-8", errors="replace") for rect in rects)
+        if text := " ".join(_OVERRIDES.sub("", lines).split()):
             found.append(Subtitle(start, end, text))
-    return _join_repeats(sorted(found, key=lambda subtitle: subtitle.start_seconds))
-
-
-def _plain(rect: AssSubtitle) -> str:
-    text = rect.dialogue.decode("utf-8", errors="replace")
-    return " ".join(_OVERRIDES.sub("", text).split())
-
-
-def _join_repeats(subtitles: Iterable[Subtitle]) -> tuple[Subtitle, ...]:
-    """Rolling captions repeat a line with each new part: one stretch of time is enough."""
     joined: list[Subtitle] = []
-    for subtitle in subtitles:
-        last = joined[-1] if joined else None
-        if last and last.text == subtitle.text and subtitle.start_seconds <= last.end_seconds + 0.1:
+    for subtitle in sorted(found, key=lambda subtitle: subtitle.start_seconds):
+        last = joined[-1] if joined else subtitle
+        # Rolling captions repeat a line with each new part: one stretch of time is enough.
+        if last.text == subtitle.text and subtitle.start_seconds <= last.end_seconds + 0.1:
             end = max(last.end_seconds, subtitle.end_seconds)
-            joined[-1] = Subtitle(last.start_seconds, end, last.text)
+            joined[-1:] = [Subtitle(last.start_seconds, end, last.text)]
         else:
             joined.append(subtitle)
     return tuple(joined)
@@ -201,40 +168,24 @@ def _join_repeats(subtitles: Iterable[Subtitle]) -> tuple[Subtitle, ...]:
 
 def _decode_text(data: bytes) -> tuple[str, str]:
     """The text, and what a user should know about its encoding; empty for Unicode."""
-    for mark, encoding in _BYTE_ORDER_MARKS:
-        if data.startswith(mark):
-            return data.decode(encoding, errors="replace"), ""
-    # A subtitle file starts with a digit or Latin letter, so zeros tell the width of characters.
-    wide = _WIDTHS.get(bytes(map(bool, data[:4])))
-    if wide is not None:
-        return data.decode(wide, errors="replace"), ""
+    from charset_normalizer import from_bytes
+
+    # A subtitle file starts with a digit or Latin letter: characters of 2 or 4 bytes hold zeros.
+    if b"\0" in data[:4] and (wide := from_bytes(data).best()):
+        return str(wide), ""
     text = data.decode("utf-8-sig", errors="replace")
     lost = text.count("\ufffd")
     if not lost:
         return text, ""
     # Of UTF-8 that is damaged most characters are whole; other encodings hardly give any.
-    if sum(character > "\x7f" for character in text) > _WHOLE_SHARE * lost:
+    if sum(character > "\x7f" for character in text) > 10 * lost:
         return text, f"{lost} characters are damaged"
-    return _guess_encoding(data)
-
-
-def _guess_encoding(data: bytes) -> tuple[str, str]:
-    """Take the encoding whose text looks most like a language, and say which others may be it."""
-    from charset_normalizer import from_bytes
-
-    scored = []
+    best, encoding = -math.inf, "cp1252"
     for match in from_bytes(data, cp_isolation=list(_ENCODINGS)):
-        text = str(match)
         # Noise tells more than the share of frequent letters, which is alike in related encodings.
-        signs = 10 * len(_SIGNS_IN_WORDS.findall(text)) / len(text)
-        scored.append((match.coherence - 4 * match.chaos - signs, match.encoding, text))
-    way_out = "if letters are wrong, save it as UTF-8"
-    if not scored:
-        note = (
-            f"neither in Unicode nor in an encoding that can be told: taken for cp1252; {way_out}"
-        )
-        return data.decode("cp1252", errors="replace"), note
-    best, encoding, text = max(scored, key=lambda one: one[0])
-    near = [name for score, name, other in scored if best - score < _CLOSE_CALL and other != text]
-    doubt = f", though it may be {' or '.join(near)}" if near else ""
-    return text, f"not in Unicode: taken for {encoding}{doubt}; {way_out}"
+        signs = 10 * len(_SIGNS_IN_WORDS.findall(str(match))) / len(str(match))
+        score = match.coherence - 4 * match.chaos - signs
+        if score > best:
+            best, encoding = score, match.encoding
+    note = f"not in Unicode: taken for {encoding}; if letters are wrong, save it as UTF-8"
+    return data.decode(encoding, errors="replace"), note
