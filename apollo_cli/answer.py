@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 
-from apollo_cli.video.budget import TokenCount
 from apollo_cli.video_memory import VideoMemory
 
 # A number begins where no other one does, and is short: each digit is looked at a few times only,
@@ -87,6 +86,26 @@ def _seconds(match: re.Match[str]) -> list[float]:
     if seconds is not None:
         return [int(hours or 0) * 3600 + int(minutes) * 60 + float(seconds)]
     return [float(value) for value in (first, last, single) if value is not None]
+
+
+@dataclass(frozen=True)
+class TokenCount:
+    """Tokens of one question.
+
+    Attributes:
+        visual: tokens of the clips. text: header, labels and turns around them.
+        answer: most tokens that may be generated. context: what the model holds.
+    """
+
+    visual: int
+    text: int
+    answer: int
+    context: int
+
+    @property
+    def total(self) -> int:
+        """Everything that has to fit."""
+        return self.visual + self.text + self.answer
 
 
 @dataclass(frozen=True)

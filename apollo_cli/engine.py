@@ -9,7 +9,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from apollo_cli.answer import Answer, AnswerStream, cited_times
+from apollo_cli.answer import Answer, AnswerStream, TokenCount, cited_times
 from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions, check_question
 from apollo_cli.errors import UsageError
 from apollo_cli.loaded_model import FoundModel, LoadedModel, find_model, load_weights
@@ -20,7 +20,6 @@ from apollo_cli.model.prompt import Turn
 from apollo_cli.planner import Spoken, preamble, read_spoken
 from apollo_cli.session import Session, is_looping
 from apollo_cli.text import count
-from apollo_cli.video.budget import TokenCount
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.subtitles import read_subtitles

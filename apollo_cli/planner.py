@@ -11,14 +11,14 @@ from apollo_cli.config import GenerationOptions, ReadingOptions, SamplingOptions
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
 from apollo_cli.model.tokenizer import PieceCounter, load_tokenizer
-from apollo_cli.video.budget import largest_fitting, share_clips
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import (
     ClipPlan,
-    FrameGrid,
     count_wanted_clips,
+    largest_fitting,
     plan_clips,
     resolve_window,
+    share_clips,
 )
 from apollo_cli.video.subtitles import Subtitle, find_subtitles, subtitles_between
 from apollo_cli.weights.checkpoint import Checkpoint
@@ -247,9 +247,12 @@ class Planner:
     def _wanted_clips(self, info: VideoInfo, sampling: SamplingOptions) -> int:
         if info.kind == "image":
             return 1
-        start, end = self._window(info, sampling)
         wanted = count_wanted_clips(
-            end - start, self.config.clip_seconds, self.config.frames_per_clip, sampling
+            self._window(info, sampling),
+            clip_seconds=self.config.clip_seconds,
+            frames_per_clip=self.config.frames_per_clip,
+            options=sampling,
+            grid=info.grid,
         )
         return min(wanted, sampling.max_clips or wanted)
 
@@ -257,12 +260,11 @@ class Planner:
         if info.kind == "image":
             still = np.zeros((1, self.config.frames_per_clip))
             return ClipPlan(still, self.config.clip_seconds, 0.0, 0.0, wanted_clips=1)
-        steady = info.constant_rate and info.source_fps is not None
         return plan_clips(
             info.duration_seconds,
             clip_seconds=self.config.clip_seconds,
             frames_per_clip=self.config.frames_per_clip,
             limit=limit,
             options=sampling,
-            grid=FrameGrid(info.times, info.source_fps or 0.0) if steady else None,
+            grid=info.grid,
         )

@@ -11,9 +11,8 @@ import numpy as np
 from apollo_cli.errors import FitError, UsageError
 from apollo_cli.model.prompt import PromptBuilder, VisualPart
 from apollo_cli.planner import Spoken
-from apollo_cli.video.budget import largest_fitting, share_clips
 from apollo_cli.video.container import is_from_stdin
-from apollo_cli.video.sampler import ClipPlan
+from apollo_cli.video.sampler import ClipPlan, largest_fitting, share_clips
 
 if TYPE_CHECKING:
     import torch

@@ -175,7 +175,7 @@ class Videos:
 
 def clip_times(world: World) -> np.ndarray:
     """Times of the pictures that the sampler of the real path takes from a file of this world."""
-    grid = FrameGrid(np.arange(world.frame_count) / world.fps, float(world.fps))
+    grid = FrameGrid(np.arange(world.frame_count) / world.fps, float(world.fps), np.empty(0))
     plan = plan_clips(
         world.duration_seconds,
         clip_seconds=CLIP_SECONDS,

@@ -191,7 +191,7 @@ def test_numbers_that_differ_look_different():
 
 def test_what_is_seen_never_contradicts_its_share():
     for seconds in (*np.linspace(2.1, 30, 60), 299.8, 3600.4, 86_400.0):
-        grid = FrameGrid(np.arange(int(seconds * 4)) / 4, 4.0)
+        grid = FrameGrid(np.arange(int(seconds * 4)) / 4, 4.0, np.empty(0))
         for limit, steady in ((1, grid), (4, grid), (9, None), (149, None), (1799, None)):
             plan = plan_clips(
                 float(seconds),

@@ -4,11 +4,13 @@ from __future__ import annotations
 
 from dataclasses import dataclass, field
 from fractions import Fraction
+from functools import cached_property
 from pathlib import Path
 from typing import Literal
 
 import numpy as np
 
+from apollo_cli.video.sampler import FrameGrid
 from apollo_cli.video.timeline import Timeline, typical_step
 
 # A warning that the reader acts on.
@@ -76,17 +78,18 @@ class VideoInfo:
         found = np.searchsorted(self.times, np.asarray(seconds, np.float64) + slack, side="right")
         return np.clip(found - 1, 0, len(self.times) - 1)
 
-    @property
-    def key_pictures(self) -> np.ndarray:
-        """Indices of the pictures that decode without any other, ascending."""
+    @cached_property
+    def grid(self) -> FrameGrid:
+        """What a sampler may follow."""
         line = self.timeline
-        if line is None or not line.enters_anywhere:
-            return np.arange(self.frame_count)
-        return np.flatnonzero(np.isin(line.packet, line.keys))
+        keys = np.arange(self.frame_count)
+        if line is not None and line.enters_anywhere:
+            keys = np.flatnonzero(np.isin(line.packet, line.keys))
+        return FrameGrid(self.times, self.source_fps if self.constant_rate else None, keys)
 
     def nearest_keys(self, pictures: np.ndarray) -> np.ndarray:
         """The key picture nearest in time to each picture, before or after it."""
-        keys = self.key_pictures
+        keys = self.grid.keys
         if not len(keys):
             return pictures
         after = np.clip(np.searchsorted(keys, pictures), 0, len(keys) - 1)

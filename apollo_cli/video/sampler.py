@@ -1,4 +1,4 @@
-"""Which moments of a video are looked at: pure arithmetic on durations, before any decoding.
+"""Which moments of a video are looked at, and how many fit: pure arithmetic before any decoding.
 
 Source: the paper, section 3, and the released code's sampler. Frames are chosen by time. Where
 the distance between samples is a whole number of the file's frames, the indices equal those of
@@ -8,12 +8,13 @@ the original; elsewhere the original rounds the distance down and drifts, and ou
 from __future__ import annotations
 
 import math
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 
 import numpy as np
 
 from apollo_cli.config import SamplingOptions
-from apollo_cli.errors import MediaError, UsageError
+from apollo_cli.errors import FitError, MediaError, UsageError
 from apollo_cli.text import apart, count, percent
 
 _EPSILON = 1e-6
@@ -71,10 +72,16 @@ class ClipPlan:
 
 @dataclass(frozen=True)
 class FrameGrid:
-    """The frames of a file with a constant rate: their times and how many there are a second."""
+    """The frames of a file, as far as a sampler may follow them.
+
+    Attributes:
+        times: (frames,) seconds, ascending. fps: frames a second, None where the rate varies.
+        keys: indices of the frames that decode without any other, ascending.
+    """
 
     times: np.ndarray
-    fps: float
+    fps: float | None
+    keys: np.ndarray
 
 
 def resolve_window(duration_seconds: float, options: SamplingOptions) -> tuple[float, float]:
@@ -92,13 +99,22 @@ def resolve_window(duration_seconds: float, options: SamplingOptions) -> tuple[f
 
 
 def count_wanted_clips(
-    window_seconds: float, clip_seconds: float, frames_per_clip: int, options: SamplingOptions
+    window: tuple[float, float],
+    *,
+    clip_seconds: float,
+    frames_per_clip: int,
+    options: SamplingOptions,
+    grid: FrameGrid | None = None,
 ) -> int:
-    """Clips that would show every moment, or as many frames as were asked for."""
+    """Clips that would show every moment of a window, or as many frames as were asked for.
+
+    Args:
+        grid: the frames, for modes that count them; other arguments as in ``plan_clips``.
+    """
     if options.mode == "uniform" and options.frames is not None:
         return math.ceil(options.frames / frames_per_clip)
     length = frames_per_clip / options.fps if options.fps else clip_seconds
-    return max(1, math.ceil(window_seconds / length - _EPSILON))
+    return max(1, math.ceil((window[1] - window[0]) / length - _EPSILON))
 
 
 def plan_clips(
@@ -121,7 +137,7 @@ def plan_clips(
         frames_per_clip: frames in a clip.
         limit: most clips that the token budget holds.
         options: rate, window, uniform sampling, and what short videos do.
-        grid: the frames, where the rate is constant.
+        grid: the frames, where they are known.
 
     Raises:
         UsageError: the window lies outside the video.
@@ -129,7 +145,13 @@ def plan_clips(
     """
     start, end = resolve_window(duration_seconds, options)
     window = end - start
-    wanted = count_wanted_clips(window, clip_seconds, frames_per_clip, options)
+    wanted = count_wanted_clips(
+        (start, end),
+        clip_seconds=clip_seconds,
+        frames_per_clip=frames_per_clip,
+        options=options,
+        grid=grid,
+    )
     count = max(1, min(wanted, limit, options.max_clips or wanted))
     if options.mode == "uniform":
         frames = count * frames_per_clip
@@ -164,7 +186,7 @@ def _on_grid(
     grid: FrameGrid | None, window: tuple[float, float], *, step: float, per_clip: int, count: int
 ) -> np.ndarray | None:
     """Times of whole frames, where the distance between samples is a whole number of them."""
-    if grid is None:
+    if grid is None or grid.fps is None:
         return None
     frames = grid.fps * step
     if frames < 1 - _EPSILON or abs(frames - round(frames)) > _EPSILON * frames:
@@ -187,3 +209,51 @@ def _spread(length: float, clip: float, count: int, *, whole: bool) -> np.ndarra
     gaps = max(1, count - 1)
     room = max(0, length - clip)
     return number * (room // gaps if whole else room / gaps)
+
+
+def share_clips(wanted: Sequence[int], total: int) -> list[int]:
+    """Give each video its share of ``total`` clips: in proportion, at least one each."""
+    if sum(wanted) <= total:
+        return list(wanted)
+    scale = total / sum(wanted)
+    shares = [max(1, int(clips * scale)) for clips in wanted]
+    for index in sorted(range(len(wanted)), key=lambda i: shares[i] - wanted[i] * scale):
+        if sum(shares) < total:
+            shares[index] += 1
+    return shares
+
+
+def largest_fitting(
+    wanted: int, tokens_of: Callable[[int], int], available: int, fewest: int = 1, spare: int = 0
+) -> int:
+    """The largest number of clips, up to ``wanted``, whose prompt fits.
+
+    Args:
+        wanted: clips that would show everything.
+        tokens_of: tokens of the whole prompt for a number of clips, answer included.
+        available: tokens that the context holds.
+        fewest: clips that are needed at least, one for each video.
+        spare: tokens left free as well, where ``fewest`` clips fit beside them.
+
+    Raises:
+        FitError: not even ``fewest`` clips fit.
+    """
+    if spare:
+        available = max(available - spare, min(available, tokens_of(fewest)))
+    if tokens_of(wanted) <= available:
+        return wanted
+    fits, too_many = fewest - 1, wanted
+    while too_many - fits > 1:
+        middle = (fits + too_many) // 2
+        if tokens_of(middle) <= available:
+            fits = middle
+        else:
+            too_many = middle
+    if fits < fewest:
+        clips = "one clip" if fewest == 1 else f"{fewest} clips"
+        raise FitError(
+            f"{clips}, the question and the answer need {tokens_of(fewest)} tokens",
+            f"the context of the model holds {available}",
+            "shorten the question or lower --max-new-tokens",
+        )
+    return fits

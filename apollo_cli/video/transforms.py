@@ -7,7 +7,6 @@ antialiased. The padded square is never built at full size, and the values are t
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Literal
 
@@ -43,11 +42,8 @@ class PixelSpec:
 
 def resize_square(rgb: np.ndarray, spec: PixelSpec) -> np.ndarray:
     """Pad an (H, W, 3) uint8 picture to a square and resize it to (3, size, size) uint8."""
-    if spec.resample == "bicubic":
-        square = _bicubic(rgb, spec.size, spec.pad_colour)
-    else:
-        square = _bilinear(rgb, spec.size, spec.pad_colour)
-    return np.ascontiguousarray(square.transpose(2, 0, 1))
+    resize = _bicubic if spec.resample == "bicubic" else _bilinear
+    return np.ascontiguousarray(resize(rgb, spec.size, spec.pad_colour).transpose(2, 0, 1))
 
 
 def _bicubic(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.ndarray:
@@ -65,19 +61,7 @@ def _bicubic(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nda
             rows = padded
         strip = Image.fromarray(np.ascontiguousarray(rows))
         narrow.paste(strip.resize((size, len(rows)), Image.Resampling.BICUBIC), (0, top + start))
-    # Target rows that see nothing but bars keep the colour of the bars.
-    scale = side / size
-    reach = 2 * max(scale, 1) + 1
-    first = max(0, int((top - reach) / scale - 1))
-    end = min(size, int((top + height + reach) / scale + 2))
-    # Pillow keeps the edges of a box in single precision: only whole ones give exact values.
-    whole = size // math.gcd(side, size)
-    first = first // whole * whole
-    end = min(size, -(-end // whole) * whole)
-    box = (0, first * side // size, size, end * side // size)
-    square = Image.new("RGB", (size, size), colour)
-    square.paste(narrow.resize((size, end - first), Image.Resampling.BICUBIC, box), (0, first))
-    return np.asarray(square)
+    return np.asarray(narrow.resize((size, size), Image.Resampling.BICUBIC))
 
 
 def _bilinear(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.ndarray:
@@ -87,61 +71,33 @@ def _bilinear(rgb: np.ndarray, size: int, colour: tuple[int, int, int]) -> np.nd
     top, left = (side - height) // 2, (side - width) // 2
     square = np.empty((size, size, 3), dtype=np.uint8)
     square[:] = colour
-    low, high, near, far = _taps(side, size)
-    # Target rows that see nothing but bars keep the colour of the bars.
-    seen = (high >= top) & (low < top + height)
-    rows = np.concatenate([low[seen], high[seen]]) - top
-    taps = (low, high, near, far)
-    across = _blend_columns(rgb, rows, left, side, colour=colour, taps=taps)
-    upper, lower = across[: seen.sum()], across[seen.sum() :]
-    if side == 2 * size:
-        # OpenCV takes the plain mean of four where a side is exactly halved.
-        square[seen] = (upper + lower + 2) >> 2
-        return square
-    # The shifts drop the same bits as OpenCV's 16-bit multiplications do.
-    upper = ((upper >> 4) * near[seen, None, None]) >> 16
-    lower = ((lower >> 4) * far[seen, None, None]) >> 16
-    square[seen] = (upper + lower + 2) >> 2
-    return square
-
-
-def _blend_columns(
-    rgb: np.ndarray,
-    rows: np.ndarray,
-    left: int,
-    side: int,
-    *,
-    colour: tuple[int, int, int],
-    taps: tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray],
-) -> np.ndarray:
-    """The given rows of the padded square, (rows, size, 3) int32, blended across."""
-    height, width = rgb.shape[:2]
-    low, high, near, far = taps
-    size = len(low)
-    columns = np.concatenate([low, high]) - left
-    corners = np.empty((len(rows), 2 * size, 3), dtype=np.int32)
-    corners[:] = colour
-    inside_rows = np.flatnonzero((rows >= 0) & (rows < height))
-    inside_columns = np.flatnonzero((columns >= 0) & (columns < width))
-    picked = np.take(rgb[rows[inside_rows]], columns[inside_columns], axis=1)
-    if len(inside_rows) == len(rows) and len(inside_columns) == 2 * size:
-        corners = picked.astype(np.int32)
-    else:
-        corners[np.ix_(inside_rows, inside_columns)] = picked
-    if side == 2 * size:
-        return corners[:, :size] + corners[:, size:]
-    edge = low == high
-    near, far = np.where(edge, _ONE, near), np.where(edge, 0, far)
-    return corners[:, :size] * near[:, None] + corners[:, size:] * far[:, None]
-
-
-def _taps(side: int, size: int) -> tuple[np.ndarray, np.ndarray, np.ndarray, np.ndarray]:
-    """The two source pixels of each target pixel, and their weights."""
-    # OpenCV computes the place in double precision and keeps it in single.
+    # The two source pixels of each target pixel, and their weights. OpenCV computes the place in
+    # double precision and keeps it in single.
     place = ((np.arange(size) + 0.5) * (side / size) - 0.5).astype(np.float32)
     low = np.floor(place)
-    fraction = place - low
-    near = np.rint((np.float32(1) - fraction) * np.float32(_ONE)).astype(np.int32)
-    far = np.rint(fraction * np.float32(_ONE)).astype(np.int32)
-    low = low.astype(np.int64)
-    return np.clip(low, 0, side - 1), np.clip(low + 1, 0, side - 1), near, far
+    near = np.rint((np.float32(1) - (place - low)) * np.float32(_ONE)).astype(np.int32)
+    far = np.rint((place - low) * np.float32(_ONE)).astype(np.int32)
+    low, high = (np.clip(low.astype(np.int64) + step, 0, side - 1) for step in (0, 1))
+    # Target rows that see nothing but bars keep the colour of the bars.
+    seen = (high >= top) & (low < top + height)
+    rows, columns = (
+        np.concatenate([low[seen], high[seen]]) - top,
+        np.concatenate([low, high]) - left,
+    )
+    corners = np.take(rgb[rows.clip(0, height - 1)], columns.clip(0, width - 1), axis=1)
+    corners = corners.astype(np.int32)
+    corners[(rows < 0) | (rows >= height)] = colour
+    corners[:, (columns < 0) | (columns >= width)] = colour
+    if side == 2 * size:
+        # OpenCV takes the plain mean of four where a side is exactly halved.
+        across = corners[:, :size] + corners[:, size:]
+        square[seen] = (across[: seen.sum()] + across[seen.sum() :] + 2) >> 2
+        return square
+    is_edge = low == high
+    left_weight, right_weight = np.where(is_edge, _ONE, near), np.where(is_edge, 0, far)
+    across = corners[:, :size] * left_weight[:, None] + corners[:, size:] * right_weight[:, None]
+    # The shifts drop the same bits as OpenCV's 16-bit multiplications do.
+    upper = ((across[: seen.sum()] >> 4) * near[seen, None, None]) >> 16
+    lower = ((across[seen.sum() :] >> 4) * far[seen, None, None]) >> 16
+    square[seen] = (upper + lower + 2) >> 2
+    return square

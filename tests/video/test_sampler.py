@@ -11,10 +11,16 @@ import pytest
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import FitError, MediaError, UsageError
-from apollo_cli.video.budget import largest_fitting, share_clips
-from apollo_cli.video.sampler import ClipPlan, FrameGrid, plan_clips
+from apollo_cli.video.sampler import (
+    ClipPlan,
+    FrameGrid,
+    largest_fitting,
+    plan_clips,
+    share_clips,
+)
 
 GOLDEN = json.loads((Path(__file__).parents[1] / "golden" / "golden.json").read_text())["sampler"]
+NO_KEYS = np.empty(0, dtype=int)
 
 
 def is_whole(case: dict) -> bool:
@@ -46,7 +52,7 @@ def test_indices_equal_the_original_where_its_step_is_a_whole_number(case: dict)
         frames_per_clip=case["frames_per_clip"],
         limit=math.ceil(share / case["num_output_tokens"]),
         options=SamplingOptions(),
-        grid=FrameGrid(times, fps),
+        grid=FrameGrid(times, fps, NO_KEYS),
     )
     indices = np.searchsorted(times, ours.times + 1e-6) - 1
     assert indices.tolist() == case["clip_indices"]
@@ -55,7 +61,7 @@ def test_indices_equal_the_original_where_its_step_is_a_whole_number(case: dict)
 @pytest.mark.parametrize("fps", [29.97, 25.0, 23.976])
 def test_fractional_steps_follow_real_time_and_do_not_drift(fps: float):
     times = np.arange(round(3600 * fps)) / fps
-    ours = plan(3600.0, grid=FrameGrid(times, fps))
+    ours = plan(3600.0, grid=FrameGrid(times, fps, NO_KEYS))
     np.testing.assert_allclose(np.diff(ours.times, axis=1), 0.5)
     np.testing.assert_allclose(ours.times[:, 0], np.arange(1800) * 2.0)
 
@@ -77,7 +83,7 @@ def test_a_window_is_never_left():
     ours = plan(100.0, start_seconds=10.0, end_seconds=13.0)
     assert ours.times.min() >= 10.0
     assert ours.times.max() < 13.0
-    grid = FrameGrid(np.arange(3000) / 30, 30.0)
+    grid = FrameGrid(np.arange(3000) / 30, 30.0, NO_KEYS)
     ours = plan(100.0, grid=grid, start_seconds=10.0, end_seconds=13.0)
     assert ours.times.min() >= 10.0
     assert ours.times.max() < 13.0
