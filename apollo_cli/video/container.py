@@ -5,10 +5,11 @@ from __future__ import annotations
 import os
 import re
 import stat
+import struct
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Literal
+from typing import BinaryIO, Literal
 from urllib.parse import unquote
 
 import av
@@ -18,7 +19,6 @@ from av.error import ArgumentError, FFmpegError
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.text import apart
-from apollo_cli.video.boxes import index_fault
 
 DEFAULT_READING = ReadingOptions()
 
@@ -55,6 +55,13 @@ _OTHER_KINDS = {
     rb'.*"apollo_memory"': "a saved memory, which only ask, chat and ui take instead of a video",
     rb"(\xef\xbb\xbf)?\s*<(!doctype html|html|head|body)": "a web page: download the video itself",
 }
+
+_FIRST_BOXES = (b"ftyp", b"mdat", b"wide", b"free", b"skip", b"moov")
+_PROTECTED = (b"encv", b"sinf", b"pssh")
+_MOST_INDEX_BYTES = 1 << 24
+
+# An entry of an edit list that shows nothing has this start.
+_EMPTY = -1
 
 # How the folder begins that holds a copy of a video from stdin.
 STDIN_FOLDER = "apollo-stdin-"
@@ -231,11 +238,21 @@ def check_index(path: Path) -> None:
     Raises:
         MediaError: its index is missing or cut, or it is encrypted.
     """
-    fault = index_fault(path)
-    if "encrypted" in fault:
-        raise MediaError(f"{shown(path)} {fault}", "an unprotected file is needed")
-    if fault:
-        raise MediaError(f"{shown(path)} {fault}", next_step="copy, download or record it again")
+    size = path.stat().st_size
+    with path.open("rb") as file:
+        boxes = list(read_boxes(file, 0, size))
+        if not boxes or boxes[0][0] not in _FIRST_BOXES:
+            return
+        index = next((box for box in boxes if box[0] == b"moov"), None)
+        content = b""
+        if index is not None:
+            content = _read(file, index[1], min(index[2] - index[1], _MOST_INDEX_BYTES))
+    if index is None or index[2] > size:
+        fault = "it has no index (moov)" if index is None else "its index (moov) is cut"
+        again = "copy, download or record it again"
+        raise MediaError(f"{shown(path)} is incomplete: {fault}", next_step=again)
+    if any(mark in content for mark in _PROTECTED):
+        raise MediaError(f"{shown(path)} is encrypted", "an unprotected file is needed")
 
 
 def check_size(path: Path, size: tuple[int, int], reading: ReadingOptions) -> None:
@@ -272,3 +289,74 @@ def check_length(path: Path, pictures: int, seconds: float, reading: ReadingOpti
             f"allowed are {allowed}",
             "raise it with --max-hours, or cut the video",
         )
+
+
+def read_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, int, int]]:
+    """Yield the boxes of an mp4 or mov file that lie one behind the other from ``start`` on.
+
+    Yields:
+        The kind of a box, where its content starts, and where it ends or should end.
+    """
+    while start + 8 <= end:
+        header, first = _read(file, start, 8), start + 8
+        length, kind = int.from_bytes(header[:4], "big"), header[4:]
+        if length == 1:
+            length, first = int.from_bytes(_read(file, first, 8), "big"), first + 8
+        if length < 8 and length != 0:
+            return
+        start = start + length if length else end
+        yield kind, first, start
+
+
+def structure_faults(path: Path, container: str, track: int) -> list[str]:
+    """What is not read of an mp4 or mov file, or not as it says, one sentence each.
+
+    Args:
+        track: the number that the container gives the picture stream.
+    """
+    if not container.startswith("mov"):
+        return []
+    size, faults, scale, edits = path.stat().st_size, [], 1, []
+    with path.open("rb") as file:
+        indices = [box for box in read_boxes(file, 0, size) if box[0] == b"moov"]
+        if len(indices) > 1:
+            faults.append("another file is stored behind the first: only the first is read")
+        if indices and indices[0][2] > size:
+            faults.append("its index (moov) is cut: pictures may be missing")
+        boxes = [box for _, *span in indices[:1] for box in read_boxes(file, *span)]
+        for kind, first, last in boxes:
+            if kind == b"mvhd":
+                scale = _versioned(file, first) or 1
+            elif kind == b"trak":
+                parts = {box[0]: box[1:] for box in read_boxes(file, first, last)}
+                is_ours = b"tkhd" in parts and _versioned(file, parts[b"tkhd"][0]) == track
+                if is_ours and b"edts" in parts:
+                    lists = [box for box in read_boxes(file, *parts[b"edts"]) if box[0] == b"elst"]
+                    edits = [edit for box in lists for edit in _read_edits(file, *box[1:])]
+    # Players wait for an empty entry in front, and the reader follows that.
+    if empty := sum(length for length, begins, _ in edits[1:] if begins == _EMPTY):
+        pause = f"its edit list shows nothing for {empty / scale:.2f} s on the way"
+        faults.append(f"{pause}: the pictures are put end to end")
+    if any(rate != 1 << 16 for _, begins, rate in edits if begins != _EMPTY):
+        faults.append("its edit list holds pictures or changes their speed: that is not followed")
+    return faults
+
+
+def _read_edits(file: BinaryIO, start: int, end: int) -> list[tuple[int, int, int]]:
+    """Length in the film's ticks, start in the track's, and rate in 16.16 of each entry."""
+    entry = struct.Struct(">QqI" if _read(file, start, 1) == b"\1" else ">IiI")
+    count = int.from_bytes(_read(file, start + 4, 4), "big")
+    count = min(count, (min(end, start + _MOST_INDEX_BYTES) - start - 8) // entry.size)
+    data = _read(file, start + 8, max(0, count) * entry.size)
+    return list(entry.iter_unpack(data[: len(data) // entry.size * entry.size]))
+
+
+def _versioned(file: BinaryIO, start: int) -> int:
+    """The number behind two times, which take 8 bytes each in version 1 of a box and else 4."""
+    offset = 20 if _read(file, start, 1) == b"\1" else 12
+    return int.from_bytes(_read(file, start + offset, 4), "big")
+
+
+def _read(file: BinaryIO, position: int, size: int) -> bytes:
+    file.seek(position)
+    return file.read(size)

@@ -23,11 +23,11 @@ import numpy as np
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import DeviceError, MediaError, UsageError
-from apollo_cli.video.channel import Reply, Request, receive, send
 from apollo_cli.video.container import DEFAULT_READING, resolve_file, shown
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import Frames
 from apollo_cli.video.transforms import PixelSpec
+from apollo_cli.video.worker import Request, receive, send
 
 _ERRORS = {"MediaError": MediaError, "UsageError": UsageError}
 _POLL_SECONDS = 0.25
@@ -35,8 +35,6 @@ _PIPE_BYTES = 1 << 20
 
 # On a busy machine the child may need long to load its libraries.
 _START_SECONDS = 300
-
-_OTHER_FILE = "convert the file, or try another decoder"
 
 
 class GuardedReader:
@@ -162,13 +160,18 @@ class GuardedReader:
     def _call(self, path: Path, task: str, /, **arguments: Any) -> Iterator[Any]:
         """Run a task in the child; yields its results as they come."""
         child = self._child or self._start()
+        assert child.stdout is not None
+        answers = child.stdout.fileno()
         self._number += 1
-        number = self._number
-        is_finished = False
+        number, is_finished = self._number, False
         try:
             self._send(child, path, Request(number, task, arguments))
             while not is_finished:
-                reply = self._receive(child, path)
+                with self._whole_message(child, path):
+                    reply = receive(answers, lambda: self._wait(answers, select.POLLIN))
+                    self._has_started = True
+                    if time.monotonic() > self._deadline:
+                        raise TimeoutError
                 # Others are heartbeats, or belong to a reading that was left early.
                 if reply.number == number:
                     is_finished = reply.kind != "result"
@@ -185,16 +188,6 @@ class GuardedReader:
         pipe = child.stdin.fileno()
         with self._whole_message(child, path):
             send(pipe, request, lambda: self._wait(pipe, select.POLLOUT))
-
-    def _receive(self, child: subprocess.Popen[bytes], path: Path) -> Reply:
-        assert child.stdout is not None
-        pipe = child.stdout.fileno()
-        with self._whole_message(child, path):
-            reply = receive(pipe, lambda: self._wait(pipe, select.POLLIN))
-            self._has_started = True
-            if time.monotonic() > self._deadline:
-                raise TimeoutError
-        return reply
 
     def _wait(self, pipe: int, event: int) -> None:
         """Wait until a pipe is ready, as long as the child makes progress."""
@@ -226,23 +219,20 @@ class GuardedReader:
             raise
 
     def _describe(self, error: Exception, child: subprocess.Popen[bytes], path: Path) -> MediaError:
+        next_step = "convert the file, or try another decoder"
         if isinstance(error, TimeoutError):
             what = f"decoding made no progress for {self.stall_seconds:g} s"
             if time.monotonic() >= self._deadline:
                 what = f"reading took longer than {self._limit_seconds:g} s"
-            return MediaError(f"{shown(path)}: {what}", next_step=_OTHER_FILE)
-        code = child.wait()
-        if -code in (signal.SIGKILL, signal.SIGTERM):
-            return MediaError(
-                f"{shown(path)}: the decoder's process was ended from outside (signal {-code})",
-                "systems do so when memory runs out",
-                "close other programs, then try again",
-            )
-        self._complaints.seek(0)
-        said = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
-        how = f"signal {-code}" if code < 0 else f"exit code {code}"
-        reason = ", ".join([how, *said])
-        return MediaError(f"{shown(path)}: the decoder crashed ({reason})", next_step=_OTHER_FILE)
+        elif -(code := child.wait()) in (signal.SIGKILL, signal.SIGTERM):
+            what = f"the decoder's process was ended from outside (signal {-code})"
+            next_step = "close other programs, if memory has run out, then try again"
+        else:
+            self._complaints.seek(0)
+            last = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
+            how = f"signal {-code}" if code < 0 else f"exit code {code}"
+            what = f"the decoder crashed ({', '.join([how, *last])})"
+        return MediaError(f"{shown(path)}: {what}", next_step=next_step)
 
 
 def child_environment() -> dict[str, str]:

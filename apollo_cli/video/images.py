@@ -26,9 +26,8 @@ from apollo_cli.video.container import (
     shown,
     sniff,
 )
-from apollo_cli.video.info import VideoInfo
+from apollo_cli.video.info import VideoInfo, typical_step
 from apollo_cli.video.picture import over_black
-from apollo_cli.video.timeline import typical_step
 
 # What Pillow raises on broken files, depending on where the parsing stops.
 _DAMAGE = (
@@ -78,15 +77,20 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
             # Pillow gives the size of a TIFF as it is shown, of all others as it is stored.
             turned = (image.height, image.width)
             stored, display = (turned, image.size) if kind == "TIFF" else (image.size, turned)
+        if kind == "GIF" and not path.read_bytes().rstrip(b"\0").endswith(b";"):
+            faults.append("cut: its last pictures are lost")
+        pages, first = getattr(image, "n_frames", 1), _first_page(image)
         milliseconds = []
-        if kind in _ANIMATIONS:
-            milliseconds, is_cut = _read_durations(image, path)
-            if is_cut:
-                faults.append("damaged or cut: the pictures behind the last sound one are lost")
-            elif len(milliseconds) > 1 and _is_damaged(path, kind):
-                faults.append("damaged or cut: parts of pictures may be wrong")
-        elif kind == "TIFF" and getattr(image, "n_frames", 1) > 1:
-            faults.append("several pages: the first is read")
+        if kind not in _ANIMATIONS and pages > 1:
+            faults.append(f"{pages} pages: the first is read")
+        elif pages - first > 1:
+            for index in range(first, pages):
+                advance()
+                image.seek(index)
+                # Pillow tells a WebP frame's duration only once it is loaded.
+                image.load()
+                length = float(image.info.get("duration") or 0)
+                milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
         faults += [" ".join(str(remark.message).split()) for remark in remarks]
     if path.suffix.lower() in _VIDEO_SUFFIXES:
         faults.append(f"an image ({kind.lower()}) under the name of a video")
@@ -135,16 +139,9 @@ def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:
     images = []
     for name in names:
         file = resolve_file(path / name)
-        if sniff(file) != "image":
-            raise MediaError(f"{shown(file)} is not an image")
+        sniff(file)
         images.append(probe_image(file, reading))
-    faults = {}
-    if len({image.display_size for image in images}) > 1:
-        faults["the images differ in size"] = None
-    for image in images:
-        animated = ["animated: only its first picture is taken"] if image.kind == "video" else []
-        for fault in (*image.warnings, *animated):
-            faults.setdefault(fault, shown(image.path.name))
+    faults = {fault: image.path.name for image in images for fault in image.warnings}
     return VideoInfo(
         path=path,
         kind="video",
@@ -155,7 +152,7 @@ def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:
         codec=images[0].codec,
         container="folder",
         source_fps=reading.image_fps,
-        warnings=tuple(f"{name}: {fault}" if name else fault for fault, name in faults.items()),
+        warnings=tuple(f"{shown(name)}: {fault}" for fault, name in faults.items()),
         files=tuple(image.path for image in images),
     )
 
@@ -200,36 +197,6 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
         unknown = isinstance(error, Image.UnidentifiedImageError)
         reason = "damaged, cut or of an unknown kind" if unknown else error
         raise MediaError(f"{shown(path)} {what} ({reason})") from None
-
-
-def _read_durations(image: Image.Image, path: Path) -> tuple[list[float], bool]:
-    """How long each picture of an animation is shown, and whether it breaks off; empty: a still."""
-    is_cut = False
-    if image.format == "GIF":
-        with path.open("rb") as file:
-            file.seek(max(0, path.stat().st_size - 4096))
-            is_cut = not file.read().rstrip(b"\0").endswith(b";")
-    pages = None
-    with suppress(*_DAMAGE):
-        pages = getattr(image, "n_frames", 1)
-    index = first = _first_page(image)
-    if pages is not None and pages - first < 2:
-        return [], is_cut
-    milliseconds: list[float] = []
-    while pages is None or index < pages:
-        advance()
-        try:
-            image.seek(index)
-            # Pillow tells a WebP frame's duration only once it is loaded.
-            image.load()
-        except _DAMAGE:
-            if not milliseconds:
-                raise
-            return milliseconds, True
-        length = float(image.info.get("duration") or 0)
-        milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
-        index += 1
-    return milliseconds, is_cut
 
 
 def _orientation(image: Image.Image) -> int:

@@ -1,4 +1,4 @@
-"""What is known about a video or image before any of it is read."""
+"""What is known about a video or image before any of it is read. Pure arithmetic."""
 
 from __future__ import annotations
 
@@ -11,10 +11,48 @@ from typing import Literal
 import numpy as np
 
 from apollo_cli.video.sampler import FrameGrid
-from apollo_cli.video.timeline import Timeline, typical_step
+
+# Time stamp of a packet that has none.
+NO_TIME = np.iinfo(np.int64).min
 
 # A warning that the reader acts on.
 FORMAT_CHANGES = "the picture's size or format changes on the way"
+
+
+@dataclass(frozen=True)
+class Timeline:
+    """Which packet holds which picture, and how the reader may move among them.
+
+    Attributes:
+        pts: (packets,) time stamps in ticks, NO_TIME where the file gives none.
+        packet: (pictures,) number of the packet that holds the picture.
+        keys: numbers of all key packets, ascending; damage ends there.
+        key_of: (pictures,) position in ``keys`` of the last one that gives the picture right.
+        damaged: spans of packets, from the first up to before the last, known to be damaged.
+        walk: ``seek`` may jump in the file; ``skip`` reads on but leaves out packets; ``straight``
+            decodes everything from the start; ``count`` does so too, and knows a picture only by
+            its place among those that come out.
+    """
+
+    pts: np.ndarray
+    packet: np.ndarray
+    keys: np.ndarray
+    key_of: np.ndarray
+    damaged: tuple[tuple[int, int], ...]
+    walk: Literal["seek", "skip", "straight", "count"]
+
+    @property
+    def enters_anywhere(self) -> bool:
+        """Whether decoding may start at any key packet."""
+        return self.walk in ("seek", "skip")
+
+    def group_end(self, number: int) -> int:
+        """The first key packet behind a packet; the number of packets where none is left."""
+        return next_key(self.keys, number, len(self.pts))
+
+    def leading(self, key: int) -> np.ndarray:
+        """Packets behind a key packet whose pictures are shown before it: see there."""
+        return leading_packets(self.pts, self.keys, key)
 
 
 @dataclass(frozen=True)
@@ -99,3 +137,23 @@ class VideoInfo:
             self.times[keys[after]] - seconds
         )
         return np.where(is_before, keys[before], keys[after])
+
+
+def typical_step(ticks: np.ndarray) -> float:
+    """The median distance of two pictures that are not shown at once; 0 for fewer than two."""
+    steps = np.diff(ticks)
+    steps = steps[steps > 0]
+    return float(np.median(steps)) if len(steps) else 0.0
+
+
+def leading_packets(pts: np.ndarray, keys: np.ndarray, key: int) -> np.ndarray:
+    """Packets behind a key packet whose pictures are shown before it, and need the group before."""
+    if key >= len(pts):
+        return np.empty(0, dtype=np.int64)
+    end = next_key(keys, key, len(pts))
+    return key + np.flatnonzero((pts[key:end] < pts[key]) & (pts[key:end] != NO_TIME))
+
+
+def next_key(keys: np.ndarray, number: int, packets: int) -> int:
+    """The first key packet behind a packet; the number of packets where none is left."""
+    return int(min([*keys[np.searchsorted(keys, number, side="right") :][:1], packets]))

@@ -1,4 +1,4 @@
-"""Read every packet of a picture stream once, without decoding."""
+"""Read every packet of a picture stream once, without decoding, and order their times."""
 
 from __future__ import annotations
 
@@ -15,8 +15,7 @@ from av.error import FFmpegError
 from av.stream import Discard
 
 from apollo_cli.video.container import advance
-
-NO_TIME = np.iinfo(np.int64).min
+from apollo_cli.video.info import NO_TIME, Timeline, next_key, typical_step
 
 # In these a packet of zeros can only be a hole in the file.
 _NEVER_ZERO = ("h264", "hevc", "vvc", "av1", "vp8", "vp9", "mpeg4", "mpeg2video", "mjpeg")
@@ -24,6 +23,13 @@ _HOLE_BYTES = 16
 
 # Bytes from one unit of a transport stream to the next, of the kinds that there are.
 _TRANSPORT_STEPS = (188, 192, 204)
+
+# A time stamp that falls back by more than this starts a new recording in the same file.
+_RESTART_SECONDS = 0.5
+
+# No more pictures than this are stored out of their order, and so many packets are compared to
+# tell that from a new recording.
+_REORDER_PICTURES, _REORDER_LOOK = 16, 1000
 
 _START_CODE = b"\x00\x00\x01"
 _HEADER_BYTES = 2048
@@ -221,6 +227,83 @@ def scan_packets(
     return scan
 
 
+def order_times(
+    scan: PacketScan, is_shown: np.ndarray, tick_seconds: float
+) -> tuple[np.ndarray, np.ndarray, int, int]:
+    """Put the shown packets into display order and give each a time.
+
+    A time line that starts again is continued behind its first part; missing times are taken
+    from the decoding times where a file has no others, and from their neighbours otherwise.
+
+    Returns:
+        Times of the pictures in ticks, float64, ascending; their packet numbers; how often the
+        time stamps start again; how many pictures had none.
+    """
+    numbers = np.flatnonzero(is_shown)
+    pts = scan.pts[numbers].astype(np.float64)
+    no_pts = scan.pts[numbers] == NO_TIME
+    untimed = int(no_pts.sum())
+    if untimed == len(numbers) and not (scan.dts[numbers] == NO_TIME).any():
+        # AVI stores none: there the k-th picture shown has the k-th decoding time.
+        pts, untimed = np.sort(scan.dts[numbers].astype(np.float64)), 0
+    elif untimed:
+        pts = _fill_missing(pts, no_pts)
+    restarts = _restarts(pts, scan.is_key[numbers], _RESTART_SECONDS / tick_seconds)
+    order = np.empty(0, dtype=np.int64)
+    ticks = np.empty(0)
+    for part in np.split(np.arange(len(numbers)), restarts):
+        ranked = part[np.argsort(pts[part], kind="stable")]
+        shift = 0.0
+        if len(ticks) and len(ranked):
+            shift = max(0.0, ticks[-1] + typical_step(ticks) - pts[ranked[0]])
+        ticks = np.concatenate([ticks, pts[ranked] + shift])
+        order = np.concatenate([order, numbers[ranked]])
+    return ticks, order, len(restarts), untimed
+
+
+def build_timeline(
+    scan: PacketScan,
+    order: np.ndarray,
+    *,
+    may_seek: bool,
+    in_order: bool,
+    reorders: bool,
+) -> Timeline:
+    """Choose how the reader may move, and where it must start for each picture.
+
+    Args:
+        order: (pictures,) packet numbers in display order.
+        may_seek: the container has a true index of its key packets and one time line.
+        in_order: the decoder needs every packet from the start on.
+        reorders: the decoder gives pictures in another order than the file. If the time stamps
+            know nothing of that, as in AVI and ASF, they are decoding times.
+    """
+    keys = np.flatnonzero(scan.is_key)
+    shown_pts = scan.pts[order]
+    has_times = not (shown_pts == NO_TIME).any() and not (scan.pts[keys] == NO_TIME).any()
+    has_times &= not (reorders and (np.diff(order) > 0).all())
+    key_of = np.maximum(np.searchsorted(keys, order, side="right") - 1, 0)
+    if in_order or not has_times or not len(keys):
+        walk = "straight" if has_times else "count"
+    else:
+        walk = "seek" if may_seek and len(np.unique(scan.pts)) == len(scan) else "skip"
+        # Pictures that are stored behind a key packet and shown before it need the group before.
+        key_of -= (scan.pts[keys[key_of]] > shown_pts) & (key_of > 0)
+    return Timeline(scan.pts, order, keys, key_of, damaged_spans(scan), walk)
+
+
+def damaged_spans(scan: PacketScan) -> tuple[tuple[int, int], ...]:
+    """Packets that are built on lost data: behind each gap, up to the next key packet."""
+    keys = np.flatnonzero(scan.is_key)
+    spans: list[tuple[int, int]] = []
+    for gap in scan.gaps:
+        # At a splice a key packet follows at once, and nothing is damaged.
+        end = next_key(keys, gap - 1, len(scan))
+        if scan.is_shown[gap:end].any() and not (spans and gap < spans[-1][1]):
+            spans.append((gap, end))
+    return tuple(spans)
+
+
 def length_bytes(codec: str, extradata: bytes | None) -> int:
     """Bytes of the length in front of each NAL unit; 0 where start codes part them."""
     if not extradata or len(extradata) < 22 or extradata[0] != 1:
@@ -271,3 +354,41 @@ def _is_hidden(codec: str, data: memoryview) -> bool:
     shift = 2 if first & 0b110000 == 0b110000 else 3
     shows_existing, shows_itself = first >> shift & 1, first >> (shift - 2) & 1
     return not (is_superframe or shows_existing or shows_itself)
+
+
+def _restarts(pts: np.ndarray, is_key: np.ndarray, slack: float) -> list[int]:
+    """Places at which the time line starts again.
+
+    Only showing times are compared: decoding times, which many demuxers make up, say nothing
+    where pictures are far apart. A picture may be shown before some that are stored in front of
+    it, but a key picture never is, and no picture before more than a few.
+    """
+    found: list[int] = []
+    start = 0
+    while start < len(pts):
+        latest = np.maximum.accumulate(pts[start:])
+        early = start + 1 + np.flatnonzero(pts[start + 1 :] < latest[:-1] - slack)
+        for place in early.tolist():
+            before = pts[max(start, place - _REORDER_LOOK) : place]
+            if is_key[place] or (before > pts[place]).sum() > _REORDER_PICTURES:
+                found.append(place)
+                break
+        else:
+            break
+        start = found[-1]
+    return found
+
+
+def _fill_missing(pts: np.ndarray, missing: np.ndarray) -> np.ndarray:
+    known = np.flatnonzero(~missing)
+    index = np.arange(len(pts))
+    if not len(known):
+        return index.astype(np.float64)
+    step = typical_step(np.sort(pts[known]))
+    filled = np.interp(index, known, pts[known])
+    # Matroska can't tell times below 0: those pictures are all shown before the others.
+    before = missing & (index < known[0] + _REORDER_PICTURES) & missing[0]
+    after = index > known[-1]
+    filled[before] = pts[known].min() - step * np.arange(before.sum(), 0, -1)
+    filled[after] = pts[known].max() + step * (index[after] - known[-1])
+    return np.where(missing, filled, pts)

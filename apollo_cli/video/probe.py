@@ -18,7 +18,6 @@ import numpy as np
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.text import count
-from apollo_cli.video.boxes import structure_faults
 from apollo_cli.video.container import (
     DEFAULT_READING,
     check_index,
@@ -29,20 +28,28 @@ from apollo_cli.video.container import (
     resolve_file,
     shown,
     sniff,
+    structure_faults,
     unchanged,
 )
 from apollo_cli.video.decoder import Decoder
 from apollo_cli.video.images import probe_folder, probe_image
-from apollo_cli.video.info import FORMAT_CHANGES, VideoInfo
-from apollo_cli.video.packets import NO_TIME, PacketScan, is_cover, picture_streams, scan_packets
-from apollo_cli.video.picture import display_size, is_hdr, read_turn
-from apollo_cli.video.timeline import (
-    build_timeline,
-    damaged_spans,
+from apollo_cli.video.info import (
+    FORMAT_CHANGES,
+    NO_TIME,
+    VideoInfo,
     leading_packets,
-    order_times,
     typical_step,
 )
+from apollo_cli.video.packets import (
+    PacketScan,
+    build_timeline,
+    damaged_spans,
+    is_cover,
+    order_times,
+    picture_streams,
+    scan_packets,
+)
+from apollo_cli.video.picture import display_size, is_hdr, read_turn
 
 # Each of these keeps a palette from the first packet on, or is not safe to enter midway.
 _IN_ORDER = (

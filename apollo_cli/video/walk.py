@@ -10,8 +10,8 @@ import av
 import numpy as np
 
 from apollo_cli.video.decoder import Decoder, Numbered
+from apollo_cli.video.info import Timeline
 from apollo_cli.video.packets import is_leaf
-from apollo_cli.video.timeline import Timeline
 
 # A jump costs about as much as reading on over this many packets.
 _JUMP_PACKETS = 100

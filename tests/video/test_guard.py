@@ -15,11 +15,11 @@ import pytest
 
 from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
-from apollo_cli.video.channel import Reply, encode
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import read_clips, read_frames
 from apollo_cli.video.transforms import PixelSpec
+from apollo_cli.video.worker import Reply, encode
 from tests.cases import FOLDER
 from tests.waiting import PATIENCE_SECONDS, until
 

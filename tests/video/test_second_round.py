@@ -151,7 +151,6 @@ TOLD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
     "a gap in the edits": ("edits_gap.mp4", bytes, "shows nothing for 2.00 s"),
     "a still in the edits": ("edits_gap.mp4", hold_still, "holds pictures"),
     "two mp4": ("cfr10_target.mp4", twice, "another file is stored behind the first"),
-    "two flv": ("concat_flv_size.flv", twice, "another file is stored behind the first"),
     "encrypted": ("cenc_frag.mp4", bytes, "is encrypted"),
     "a cut index": ("cfr30.mp4", cut_index, "its index (moov) is cut"),
 }
