@@ -17,7 +17,7 @@ from apollo_cli.memory_file import load_memory
 from apollo_cli.memory_plan import Settings
 from apollo_cli.memory_record import SUFFIX
 from apollo_cli.model.prompt import Turn
-from apollo_cli.planner import Spoken, preamble, read_spoken
+from apollo_cli.planner import Spoken, read_spoken
 from apollo_cli.session import Session, is_looping
 from apollo_cli.text import count
 from apollo_cli.video.guard import GuardedReader
@@ -151,18 +151,17 @@ class Apollo:
         infos = [item for item in found if isinstance(item, VideoInfo)]
         spoken = spoken or [read_spoken(info, reading) for info in infos]
         reserve = self.planner.reserve(reserve_tokens, spare_tokens)
-        plans = (
+        planned = iter(
             self.planner.plan(infos, sampling, reserve[0], spoken, spare_tokens=reserve[1])
             if infos
-            else []
+            else ()
         )
-        told = zip(infos, plans, spoken, strict=True)
         memories = [
             item.within(sampling.start_seconds, sampling.end_seconds).thinned(
                 sampling.max_clips or len(item)
             )
             if isinstance(item, VideoMemory)
-            else self.watcher.watch(*next(told), reading, on_progress=on_progress)
+            else self.watcher.watch(next(planned), reading, on_progress=on_progress)
             for item in found
         ]
         if not memories:
@@ -192,11 +191,8 @@ class Apollo:
         info = self._open(path, sampling, reading)
         if isinstance(info, VideoMemory) or info.kind == "image" or info.files:
             raise UsageError(f"{path} is not a video file", "only video files are remembered")
-        plan = self.planner.plan_everything(info, sampling)
-        spoken = read_spoken(info, reading)
-        return self.watcher.watch(
-            info, plan, spoken, reading, target=target, on_progress=on_progress
-        )
+        planned = self.planner.plan_everything(info, sampling, read_spoken(info, reading))
+        return self.watcher.watch(planned, reading, target=target, on_progress=on_progress)
 
     def ask(
         self,
@@ -254,8 +250,8 @@ class Apollo:
         self, memories: Sequence[VideoMemory], question: str, history: Sequence[Turn] = ()
     ) -> list[int]:
         """Ids of a prompt behind its visual tokens: listed subtitles, turns and question."""
-        told = preamble([memory.listed for memory in memories])
-        return self.prompts.suffix_ids(question, history, bool(memories), told)
+        listed = "".join(memory.listed for memory in memories)
+        return self.prompts.suffix_ids(question, history, bool(memories), listed)
 
     def remarks(self, question: str) -> list[str]:
         """What a user should know about any answer of this model to a question."""

@@ -24,10 +24,9 @@ from apollo_cli.model.sizes import (
     prefill_bytes,
     quantised_workspace,
 )
-from apollo_cli.planner import Planner, Spoken, preamble
+from apollo_cli.planner import Planned, Planner, Spoken
 from apollo_cli.text import apart, count
 from apollo_cli.video.info import VideoInfo
-from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.weights.checkpoint import (
     KINDS,
     QuantKind,
@@ -336,32 +335,21 @@ class Demand:
 
 
 def measure_demand(
-    planner: Planner,
-    infos: Sequence[VideoInfo],
-    plans: Sequence[ClipPlan],
-    *,
-    spoken: Sequence[Spoken] | None = None,
-    question_tokens: int,
-    answer_tokens: int,
+    planner: Planner, planned: Sequence[Planned], *, question_tokens: int, answer_tokens: int
 ) -> Demand:
-    """Count the tokens of planned videos, and of fewer of their clips.
-
-    Args:
-        spoken: subtitles of each video; None is without.
-    """
-    spoken = spoken or [Spoken()] * len(infos)
-    parts = [planner.part(*told) for told in zip(infos, plans, spoken, strict=True)]
-    windows = [(plan.start_seconds, plan.end_seconds) for plan in plans]
-    listed = preamble(list(zip(spoken, windows, strict=True)))
+    """Count the tokens of planned videos, and of fewer of their clips."""
+    parts = [planner.part(file) for file in planned]
+    listed = "".join(file.listed for file in planned)
     said = len(planner.prompts.tokenizer.encode(listed))
-    clips, each = sum(map(len, plans)), planner.config.visual_tokens_per_clip
+    clips = sum(len(file.plan) for file in planned)
+    each = planner.config.visual_tokens_per_clip
     text = len(planner.prompts.prefix_ids(parts)) - clips * each
 
     def tokens_of(count: int) -> TokenDemand:
         labels = -(-text * count // clips)
         return TokenDemand(count * each, labels + said + question_tokens, answer_tokens)
 
-    return Demand(clips, len(infos), clips * each, text + said, tokens_of)
+    return Demand(clips, len(planned), clips * each, text + said, tokens_of)
 
 
 def fit_videos(
@@ -396,14 +384,9 @@ def fit_videos(
         )
     # No token stands for less than a byte, so this is never too little.
     reserve, spare = question_bytes + answer_tokens, planner.spare_for(question_bytes)
-    plans = planner.plan(infos, sampling, reserve, spoken, spare_tokens=spare)
+    planned = planner.plan(infos, sampling, reserve, spoken, spare_tokens=spare)
     demand = measure_demand(
-        planner,
-        infos,
-        plans,
-        spoken=spoken,
-        question_tokens=question_bytes,
-        answer_tokens=answer_tokens,
+        planner, planned, question_tokens=question_bytes, answer_tokens=answer_tokens
     )
     kind = hardware.device.split(":")[0]
     run = Run(planner.config, kind, hardware.dtype, fused=hardware.attention == FLASH)

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 
 import numpy as np
 
@@ -66,9 +66,22 @@ def read_spoken(info: VideoInfo, reading: ReadingOptions) -> Spoken:
     return Spoken(lines, reading.subtitle_style, tuple(notes))
 
 
-def preamble(spoken: Sequence[tuple[Spoken, tuple[float, float]]]) -> str:
-    """The listed subtitles of all videos of a question, each with its window."""
-    return "".join(told.listed(window) for told, window in spoken)
+@dataclass(frozen=True)
+class Planned:
+    """One video or image of a question, before it is watched.
+
+    Attributes:
+        info: what is known of the file. plan: which clips the model sees. spoken: what is said.
+    """
+
+    info: VideoInfo
+    plan: ClipPlan
+    spoken: Spoken = field(default_factory=Spoken)
+
+    @property
+    def listed(self) -> str:
+        """The subtitles of its window, where they are listed before the question."""
+        return self.spoken.listed((self.plan.start_seconds, self.plan.end_seconds))
 
 
 # Room for a question grows in steps, so that the clips do not depend on its every word.
@@ -147,8 +160,8 @@ class Planner:
         *,
         budget: int | None = None,
         spare_tokens: int | None = None,
-    ) -> list[ClipPlan]:
-        """Decide what is looked at.
+    ) -> list[Planned]:
+        """Decide which clips of each file the model sees.
 
         Args:
             infos: the videos and images of one question; they share the budget.
@@ -164,21 +177,24 @@ class Planner:
             UsageError: the window lies outside a video.
         """
         reserve_tokens, spare_tokens = self.reserve(reserve_tokens, spare_tokens)
-        spoken = spoken or [Spoken()] * len(infos)
         one = isinstance(sampling, SamplingOptions)
-        wishes = list(zip(infos, [sampling] * len(infos) if one else sampling, strict=True))
-        windows = [self._window(*wish) for wish in wishes]
-        listed = preamble(list(zip(spoken, windows, strict=True)))
+        samplings = [sampling] * len(infos) if one else sampling
+        files = list(zip(infos, samplings, spoken or [Spoken()] * len(infos), strict=True))
+        wanted = [self._wanted_clips(info, sampling) for info, sampling, _ in files]
+        listed = "".join(
+            said.listed(self._window(info, sampling)) for info, sampling, said in files
+        )
         reserve_tokens += len(self.prompts.tokenizer.encode(listed))
-        wanted = [self._wanted_clips(*wish) for wish in wishes]
 
-        def plans_for(total: int) -> list[ClipPlan]:
+        def planned(total: int) -> list[Planned]:
             shares = share_clips(wanted, total)
-            return [self._plan_one(*wish, n) for wish, n in zip(wishes, shares, strict=True)]
+            return [
+                Planned(info, self._plan_one(info, sampling, clips), said)
+                for (info, sampling, said), clips in zip(files, shares, strict=True)
+            ]
 
         def tokens_of(total: int) -> int:
-            plans = plans_for(total)
-            parts = [self.part(*told) for told in zip(infos, plans, spoken, strict=True)]
+            parts = [self.part(file) for file in planned(total)]
             return len(self.prompts.prefix_ids(parts)) + reserve_tokens
 
         fewest = len(infos)
@@ -186,7 +202,7 @@ class Planner:
         fitting = largest_fitting(
             most, tokens_of, budget or self.config.context, fewest, spare_tokens
         )
-        return plans_for(fitting)
+        return planned(fitting)
 
     @property
     def question_tokens(self) -> int:
@@ -205,33 +221,31 @@ class Planner:
             return GenerationOptions().max_new_tokens, unknown
         return reserve_tokens, spare_tokens or 0
 
-    def plan_everything(self, info: VideoInfo, sampling: SamplingOptions) -> ClipPlan:
+    def plan_everything(
+        self, info: VideoInfo, sampling: SamplingOptions, spoken: Spoken | None = None
+    ) -> Planned:
         """All clips of one video, however many a context holds."""
-        return self._plan_one(info, sampling, self._wanted_clips(info, sampling))
+        plan = self._plan_one(info, sampling, self._wanted_clips(info, sampling))
+        return Planned(info, plan, spoken or Spoken())
 
-    def part(
-        self,
-        info: VideoInfo,
-        plan: ClipPlan,
-        spoken: Spoken | None = None,
-        times: np.ndarray | None = None,
-    ) -> VisualPart:
+    def part(self, planned: Planned, times: np.ndarray | None = None) -> VisualPart:
         """A planned video as the prompt will tell it, with the times of its real pictures.
 
         Args:
             times: (clips, frames) of the pictures that were read; None foretells them.
         """
+        info, plan = planned.info, planned.plan
         if times is None:
             times = plan.times
-        if info.kind == "video" and times is plan.times:
-            times = info.times[info.frames_at(times[:, [0, -1]])]
+            if info.kind == "video":
+                times = info.times[info.frames_at(times[:, [0, -1]])]
         spans = tuple((float(clip[0]), float(clip[-1])) for clip in times)
         return VisualPart(
             spans,
             info.duration_seconds,
             info.kind == "image",
             self.clip_seconds(plan),
-            (spoken or Spoken()).words(times, plan.clip_seconds),
+            planned.spoken.words(times, plan.clip_seconds),
         )
 
     def clip_seconds(self, plan: ClipPlan) -> float:

@@ -73,9 +73,9 @@ class VideoMemory:
         )
 
     @property
-    def listed(self) -> tuple[Spoken, tuple[float, float]]:
-        """What is said, and the window it is told for, as ``spoken.preamble`` takes them."""
-        return self.spoken, (self.plan.start_seconds, self.plan.end_seconds)
+    def listed(self) -> str:
+        """The subtitles of its window, where they are listed before the question."""
+        return self.spoken.listed((self.plan.start_seconds, self.plan.end_seconds))
 
     def kept(self, clips: np.ndarray) -> VideoMemory:
         """Keep the clips with these indices."""

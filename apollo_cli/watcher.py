@@ -21,7 +21,7 @@ from apollo_cli.memory_file import MemoryWriter, load_memory
 from apollo_cli.memory_record import MemoryRecord
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.planner import Planner, Spoken
+from apollo_cli.planner import Planned, Planner
 from apollo_cli.text import count
 from apollo_cli.video.container import is_from_stdin
 from apollo_cli.video.guard import GuardedReader
@@ -152,21 +152,20 @@ class Watcher:
 
     def watch(
         self,
-        info: VideoInfo,
-        plan: ClipPlan,
-        spoken: Spoken,
+        planned: Planned,
         reading: ReadingOptions,
         *,
         target: Path | None = None,
         on_progress: Progress = no_progress,
     ) -> VideoMemory:
-        """Look at a plan's clips, or remember them.
+        """Decode and encode the planned clips, or find them in the cache.
 
         Args:
-            spoken: what is said in the file. reading: how it is read.
+            reading: how the file is read.
             target: where to keep the memory; None keeps it in the cache, if that is used.
             on_progress: called with ``decode`` or ``encode``, clips done, and clips in all.
         """
+        info, plan, spoken = planned.info, planned.plan, planned.spoken
         keeper = Keeper(None, is_asked_for=target is not None)
         if target is not None or self.keeps(info, reading):
             source = identify(info.path, info.stream_index)
@@ -178,7 +177,7 @@ class Watcher:
                     return replace(remembered, spoken=spoken)
             place = target or place_for(source, self.fingerprint, plan)
             keeper = self._keeper(
-                place, self._record(source, info, plan, spoken, reading), is_asked_for=bool(target)
+                place, self._record(source, planned, reading), is_asked_for=bool(target)
             )
         try:
             memory = self._look(info, plan, keeper, reading, on_progress)
@@ -213,14 +212,8 @@ class Watcher:
         # Its clips are those of the plan, and the window may be told otherwise.
         return replace(memory, path=info.path, plan=plan, tokens=tokens)
 
-    def _record(
-        self,
-        source: str,
-        info: VideoInfo,
-        plan: ClipPlan,
-        spoken: Spoken,
-        reading: ReadingOptions,
-    ) -> MemoryRecord:
+    def _record(self, source: str, planned: Planned, reading: ReadingOptions) -> MemoryRecord:
+        info, plan, spoken = planned.info, planned.plan, planned.spoken
         return MemoryRecord(
             model=self.model_name,
             fingerprint=self.fingerprint,

@@ -49,7 +49,7 @@ def build_preview(sample: Sample, infos: Sequence[VideoInfo], ruler: Ruler) -> P
     """
     planner = ruler.planner
     planned = plan_sample(planner, sample, infos, ruler.sampling, ruler.max_tokens)
-    parts = [planner.part(*told) for told in zip(infos, planned.plans, strict=True)]
+    parts = [planner.part(file) for file in planned.files]
     prefix = planner.prompts.prefix_ids(parts) if parts else []
     ids, labels = spell_turns(planner.prompts, sample.turns, bool(parts))
     marked = zip(prefix + ids, [IGNORED] * len(prefix) + labels, strict=True)

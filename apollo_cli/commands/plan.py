@@ -159,8 +159,8 @@ def _plan_model(
 
     name, planner, kinds, is_local, assumed = _find_planner(name)
     question = planner.question_tokens
-    plans = planner.plan(infos, sampling, answer, spare_tokens=question)
-    demand = measure_demand(planner, infos, plans, question_tokens=question, answer_tokens=answer)
+    planned = planner.plan(infos, sampling, answer, spare_tokens=question)
+    demand = measure_demand(planner, planned, question_tokens=question, answer_tokens=answer)
     card = Run(planner.config, "cuda", "bfloat16")
     here = Run(planner.config, machine["device"], machine["dtype"])
     sizes = {str(size): int(size * 2**30 * CARD_SHARE) for size in CARDS_GB}
@@ -179,12 +179,12 @@ def _plan_model(
         },
         "videos": [
             {
-                "path": str(info.path),
-                "clips": len(plan),
-                "coverage": plan.coverage,
-                "words": plan.describe(),
+                "path": str(file.info.path),
+                "clips": len(file.plan),
+                "coverage": file.plan.coverage,
+                "words": file.plan.describe(),
             }
-            for info, plan in zip(infos, plans, strict=True)
+            for file in planned
         ],
         "precisions": [
             {

@@ -108,7 +108,7 @@ class Ruler:
         if key in self._planned:
             return self._planned[key]
         planned = plan_sample(self.planner, sample, infos, self.sampling, self.max_tokens)
-        found = planned.plans, planned.tokens - text
+        found = tuple(file.plan for file in planned.files), planned.tokens - text
         if infos:
             if len(self._planned) >= _MOST_PLANS:
                 self._planned.clear()

@@ -17,11 +17,10 @@ from apollo_cli.config import ENCODE_BATCH, ReadingOptions, SamplingOptions
 from apollo_cli.errors import FitError
 from apollo_cli.finetune.data.samples import Sample
 from apollo_cli.model.prompt import VISUAL_ID, PromptBuilder, Turn, VisualPart
-from apollo_cli.planner import Planner
+from apollo_cli.planner import Planned, Planner
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video.info import VideoInfo
 from apollo_cli.video.reader import describe_damage
-from apollo_cli.video.sampler import ClipPlan
 from apollo_cli.video_memory import VideoMemory
 from apollo_cli.watcher import read_planned
 
@@ -65,21 +64,20 @@ class Example:
 
 @dataclass(frozen=True)
 class SamplePlan:
-    """What will be looked at for a sample, decided before any decoding.
+    """Which clips a sample shows, decided before any decoding.
 
     Attributes:
-        infos, plans: of each video and image.
-        tokens: of the whole example.
+        files: its videos and images. tokens: of the whole example.
     """
 
-    infos: tuple[VideoInfo, ...]
-    plans: tuple[ClipPlan, ...]
+    files: tuple[Planned, ...]
     tokens: int
 
     @property
     def notes(self) -> tuple[str, ...]:
         """What the files' owners should know, with the name of each file."""
-        return tuple(f"{info.path.name}: {note}" for info in self.infos for note in info.warnings)
+        infos = [file.info for file in self.files]
+        return tuple(f"{info.path.name}: {note}" for info in infos for note in info.warnings)
 
 
 def spell_turns(
@@ -145,14 +143,14 @@ def plan_sample(
     if not infos:
         if text > budget:
             raise FitError(f"{sample.name}: the text has {text} tokens", *allowed)
-        return SamplePlan((), (), text)
+        return SamplePlan((), text)
     wishes = sampling_of(sample, sampling)
     try:
-        plans = planner.plan(infos, wishes, reserve_of(text), budget=budget)
+        files = planner.plan(infos, wishes, reserve_of(text), budget=budget)
     except FitError as error:
         raise FitError(f"{sample.name}: {error.received}", *allowed) from error
-    parts = [planner.part(info, plan) for info, plan in zip(infos, plans, strict=True)]
-    return SamplePlan(tuple(infos), tuple(plans), len(planner.prompts.prefix_ids(parts)) + text)
+    prefix = planner.prompts.prefix_ids([planner.part(file) for file in files])
+    return SamplePlan(tuple(files), len(prefix) + text)
 
 
 class ExampleBuilder:
@@ -232,16 +230,17 @@ class ExampleBuilder:
             return self._join(sample, [m.part for m in memories], None, tokens, notes)
         with self.reader.time_limit(self.read_seconds):
             planned = self.plan(sample)
-            seen = [self._read(*told) for told in zip(planned.infos, planned.plans, strict=True)]
+            seen = [self._read(file) for file in planned.files]
         if not seen:
             return self._join(sample, [], None, None, ())
         parts, pixels, notes = zip(*seen, strict=True)
         return self._join(sample, parts, join_clips(pixels), None, planned.notes + sum(notes, ()))
 
     def _read(
-        self, info: VideoInfo, plan: ClipPlan
+        self, planned: Planned
     ) -> tuple[VisualPart, dict[str, torch.Tensor], tuple[str, ...]]:
         """The pictures of one file, and how the prompt tells them."""
+        info, plan = planned.info, planned.plan
         batches = list(
             read_planned(
                 self.reader,
@@ -257,7 +256,7 @@ class ExampleBuilder:
         damaged = [seconds for batch in batches for seconds in batch.damaged]
         told = describe_damage(info, damaged, plan.times)
         notes = (f"{info.path.name}: {told}",) if told else ()
-        return self.planner.part(info, plan, times=times), join_clips(pixels), notes
+        return self.planner.part(planned, times), join_clips(pixels), notes
 
     def _join(
         self,

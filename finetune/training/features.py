@@ -31,7 +31,6 @@ from apollo_cli.finetune.training.examples import (
 from apollo_cli.memory_cache import identify, place_for
 from apollo_cli.memory_file import load_memory
 from apollo_cli.model.apollo import ApolloModel
-from apollo_cli.planner import Spoken
 from apollo_cli.video.container import shown
 from apollo_cli.video.guard import GuardedReader
 from apollo_cli.video_memory import VideoMemory
@@ -143,12 +142,11 @@ class FeatureStore:
         names = []
         with limit_reading(reader, sample, self._builder.read_seconds) as count:
             planned = self._builder.plan(sample)
-            for info, plan in zip(planned.infos, planned.plans, strict=True):
-                source = identify(info.path, info.stream_index)
-                target = self.folder / place_for(source, self._fingerprint, plan).name
+            for file in planned.files:
+                source = identify(file.info.path, file.info.stream_index)
+                target = self.folder / place_for(source, self._fingerprint, file.plan).name
                 if not target.is_file():
-                    options = ReadingOptions()
-                    watcher.watch(info, plan, Spoken(), options, target=target, on_progress=count)
+                    watcher.watch(file, ReadingOptions(), target=target, on_progress=count)
                 names.append(target.name)
         if key:
             self._files[key] = names

@@ -163,9 +163,9 @@ def test_clips_of_all_videos_share_the_budget(apollo: Apollo):
     with ExampleBuilder(apollo.planner, SamplingOptions(), max_tokens=500) as builder:
         planned = builder.plan(sample)
         assert len(builder.build(sample).ids) == planned.tokens <= 500
-    clips = [len(plan) for plan in planned.plans]
+    clips = [len(file.plan) for file in planned.files]
     assert clips[0] > clips[1] >= clips[2] == 1
-    assert planned.plans[0].end_seconds == 40
+    assert planned.files[0].plan.end_seconds == 40
 
 
 def test_text_is_never_cut(apollo: Apollo, builder: ExampleBuilder):
@@ -227,7 +227,7 @@ def test_a_reading_can_be_interrupted_from_outside(apollo: Apollo):
 def test_a_reading_that_goes_on_and_on_is_ended(apollo: Apollo):
     with ExampleBuilder(apollo.planner, SamplingOptions(), read_seconds=60.0) as builder:
         info = builder.reader.probe(LONGER)
-        plan = apollo.planner.plan_everything(info, SamplingOptions())
+        plan = apollo.planner.plan_everything(info, SamplingOptions()).plan
         specs = [encoder.pixels for encoder in apollo.network.config.encoders]
         with pytest.raises(MediaError, match=r"longer than 0\.3 s"), builder.reader.time_limit(0.3):
             for _ in builder.reader.read_clips(info, plan.times, specs, batch_clips=1):

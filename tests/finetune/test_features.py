@@ -212,7 +212,7 @@ def test_batches_that_each_come_in_time_are_counted_together(
     builder: ExampleBuilder, later: Callable[[float], None]
 ):
     info = builder.reader.probe(LONG.path)
-    plan = builder.planner.plan_everything(info, builder.sampling)
+    plan = builder.planner.plan_everything(info, builder.sampling).plan
     specs = [encoder.pixels for encoder in builder.planner.config.encoders]
     batches = builder.reader.read_clips(info, plan.times, specs, batch_clips=1)
     sample = Sample("long", TALK, (LONG,))
