@@ -9,6 +9,7 @@ from contextlib import closing
 from dataclasses import replace
 from fractions import Fraction
 from pathlib import Path
+from typing import Any
 
 import av
 import av.container
@@ -133,25 +134,16 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
         is_shown = scan.is_shown & ~undecodable
         if not is_shown.any():
             raise MediaError(f"{shown(path)} shows no picture that can be decoded")
-        tick = stream.time_base or Fraction(1)
-        ticks, order, restarts, untimed = order_times(scan, is_shown, float(tick))
-        rate = stream.codec_context.framerate or stream.average_rate or stream.guessed_rate
-        nominal_step = float(1 / (rate or _GUESSED_RATE) / tick)
-        ticks = ticks * nominal_step if untimed == len(ticks) else ticks
-        last = float(scan.durations[order[-1]])
-        step = typical_step(ticks) or last or nominal_step
-        last = last if 0 < last < 100 * step else step
-        offset = _clock_start(container, float(ticks[0] * tick))
-        # Dividing last gives the nearest float to each true time.
-        seconds = ticks * tick.numerator / tick.denominator - offset
+        tick_seconds = float(stream.time_base or 1)
+        ticks, order, restarts, untimed = order_times(scan, is_shown, tick_seconds)
+        clock = _read_clock(container, stream, ticks, float(scan.durations[order[-1]]), untimed)
         aspect = stream.sample_aspect_ratio
         aspect = aspect if aspect and aspect != 1 else None
         rotation, mirrored = read_turn(first)
         info = VideoInfo(
             path=path,
             kind="video",
-            times=seconds,
-            duration_seconds=float(seconds[-1] + last * tick),
+            **clock,
             stored_size=(first.width, first.height),
             display_size=display_size(first.width, first.height, aspect, rotation),
             codec=codec,
@@ -159,10 +151,6 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
             rotation=rotation,
             mirrored=mirrored,
             sample_aspect=aspect,
-            source_fps=_average_rate(seconds, stream.average_rate),
-            constant_rate=bool((np.abs(np.diff(ticks) - step) <= max(1.01, 0.02 * step)).all()),
-            clock_offset_seconds=offset,
-            tick_seconds=float(tick),
             stream_index=stream.index,
             timeline=build_timeline(
                 scan,
@@ -174,34 +162,59 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
         )
         faults = [
             *_data_faults(info, container, stream, scan, int((scan.is_shown & undecodable).sum())),
-            *_time_faults(info, restarts, untimed),
-            *([] if restarts else _length_faults(info, container, stream)),
-            *_picture_faults(scan, first),
+            *_time_faults(info, container, stream, restarts, untimed),
         ]
+        interlaced = "interlaced: pictures are taken as they are stored"
+        faults += [interlaced] if first.interlaced_frame else []
+        faults += ["HDR: brightness is mapped to an ordinary screen"] if is_hdr(first) else []
     check_size(path, info.stored_size, reading)
     check_size(path, info.display_size, reading)
     check_length(path, info.frame_count, info.duration_seconds, reading)
     return replace(info, warnings=tuple(faults))
 
 
-def _clock_start(container: av.container.InputContainer, first_seconds: float) -> float:
-    """Where a player's clock starts on the container's time line.
+def _read_clock(
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+    ticks: np.ndarray,
+    last: float,
+    untimed: int,
+) -> dict[str, Any]:
+    """The fields of ``VideoInfo`` that say when pictures are shown, on a player's clock.
 
-    mp4 and mov keep their edited time line, since players show it so; in other containers it is
-    the first time stamp, be it of sound or of pictures.
+    mp4 and mov keep their edited time line, since players show it so; in other containers the
+    clock starts at the first time stamp, be it of sound or of pictures.
+
+    Args:
+        ticks: (pictures,) times. last: how long the last one is shown, 0 where unknown.
+        untimed: how many of them have no time stamp.
     """
+    tick = stream.time_base or Fraction(1)
+    nominal = stream.average_rate
+    rate = stream.codec_context.framerate or nominal or stream.guessed_rate or _GUESSED_RATE
+    nominal_step = float(1 / rate / tick)
+    ticks = ticks * nominal_step if untimed == len(ticks) else ticks
+    step = typical_step(ticks) or last or nominal_step
+    first, start = float(ticks[0] * tick), container.start_time
     if container.format.name.startswith("mov"):
-        return min(0.0, first_seconds)
-    start = container.start_time
-    return first_seconds if start is None else min(first_seconds, start / av.time_base)
-
-
-def _average_rate(seconds: np.ndarray, nominal: Fraction | None) -> float | None:
-    if len(seconds) < 2 or seconds[-1] <= seconds[0]:
-        return float(nominal) if nominal else None
-    measured = (len(seconds) - 1) / float(seconds[-1] - seconds[0])
-    # Coarse ticks blur the measured rate; the nominal one is exact where the two agree.
-    return float(nominal) if nominal and abs(nominal / measured - 1) < 2e-3 else measured
+        offset = min(0.0, first)
+    else:
+        offset = first if start is None else min(first, start / av.time_base)
+    # Dividing last gives the nearest float to each true time.
+    seconds = ticks * tick.numerator / tick.denominator - offset
+    fps = float(nominal) if nominal else None
+    if len(seconds) > 1 and seconds[-1] > seconds[0]:
+        measured = (len(seconds) - 1) / float(seconds[-1] - seconds[0])
+        # Coarse ticks blur the measured rate; the nominal one is exact where the two agree.
+        fps = fps if fps and abs(fps / measured - 1) < 2e-3 else measured
+    return {
+        "times": seconds,
+        "duration_seconds": float(seconds[-1] + (last if 0 < last < 100 * step else step) * tick),
+        "source_fps": fps,
+        "constant_rate": bool((np.abs(np.diff(ticks) - step) <= max(1.01, 0.02 * step)).all()),
+        "clock_offset_seconds": offset,
+        "tick_seconds": float(tick),
+    }
 
 
 def _decode_first(
@@ -278,10 +291,18 @@ def _data_faults(
         names = ", ".join(others)
         yield f"only picture stream {stream.index} is read, not {names}: choose with --stream"
     yield from structure_faults(info.path, info.container, stream.id)
+    if len(scan.formats) > 1:
+        yield FORMAT_CHANGES
 
 
-def _time_faults(info: VideoInfo, restarts: int, untimed: int) -> Iterator[str]:
-    """Yield what is odd about the times of pictures."""
+def _time_faults(
+    info: VideoInfo,
+    container: av.container.InputContainer,
+    stream: av.video.stream.VideoStream,
+    restarts: int,
+    untimed: int,
+) -> Iterator[str]:
+    """Yield what is odd about the times of pictures, and that the header promises more of them."""
     seconds = info.times
     if untimed == len(seconds):
         yield "no time stamps: times follow from a nominal rate"
@@ -303,34 +324,16 @@ def _time_faults(info: VideoInfo, restarts: int, untimed: int) -> Iterator[str]:
     if info.clock_offset_seconds > _OFFSET_SECONDS:
         start = f"{info.clock_offset_seconds:.2f} s"
         yield f"the file's clock starts at {start}: times count from there"
-
-
-def _length_faults(
-    info: VideoInfo,
-    container: av.container.InputContainer,
-    stream: av.video.stream.VideoStream,
-) -> Iterator[str]:
-    """Yield that the header promises more than there is."""
     if stream.duration and stream.time_base:
         promised = float(stream.duration * stream.time_base)
     elif len(container.streams) == 1 and container.duration:
         # With several streams, the container's length may be that of the sound.
         promised = container.duration / av.time_base
     else:
-        return
+        promised = 0.0
     # Some containers count from 0, some from the first picture, some from their own start.
     end, start = info.duration_seconds, (container.start_time or 0) / av.time_base
     ends = (end, end - float(info.times[0]), end + start)
     nearest = min(ends, key=lambda there: abs(there - promised))
-    if promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
+    if not restarts and promised - nearest > max(_LENGTH_SLACK_SECONDS, _LENGTH_SLACK * nearest):
         yield f"the header promises {promised:.1f} s, the pictures end at {end:.1f} s"
-
-
-def _picture_faults(scan: PacketScan, first: av.VideoFrame) -> Iterator[str]:
-    """Yield what is odd about the format of pictures."""
-    if len(scan.formats) > 1:
-        yield FORMAT_CHANGES
-    if first.interlaced_frame:
-        yield "interlaced: pictures are taken as they are stored"
-    if is_hdr(first):
-        yield "HDR: brightness is mapped to an ordinary screen"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import importlib.util
 from collections.abc import Iterator, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
@@ -236,16 +235,12 @@ def _open_with_decord(info: VideoInfo) -> Any:
         UsageError: it is not installed, or cannot be loaded.
         MediaError: it would give wrong pictures.
     """
-    if importlib.util.find_spec("decord") is None:
-        raise UsageError(
-            "--decoder decord, which is not installed",
-            next_step="pip install 'apollo-video-cli[decord]', or leave it out",
-        )
     try:
         import decord  # type: ignore[import-not-found]
     except (ImportError, OSError, RuntimeError):
         raise UsageError(
-            "--decoder decord, which is installed and cannot be loaded", next_step="leave it out"
+            "--decoder decord, which is not installed or cannot be loaded",
+            next_step="pip install 'apollo-video-cli[decord]', or leave it out",
         ) from None
     line = info.timeline
     assert line is not None

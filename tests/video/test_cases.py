@@ -11,12 +11,10 @@ import av
 import numpy as np
 import pytest
 
-from apollo_cli.config import ReadingOptions
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
 from apollo_cli.video.reader import read_frames
 from tests.cases import CASES, FOLDER
-from tests.cases.marker import read_marker
 from tests.video.made import numbers
 
 HANDED = {case["name"]: case for case in CASES if (FOLDER / case["name"]).is_file()}
@@ -71,14 +69,6 @@ def test_an_unreadable_case_is_one_line(name: str):
     assert "\n" not in str(caught.value)
 
 
-def test_the_picture_on_display_is_found_where_the_rate_varies():
-    wanted = {0.25: 15, 12.0: 32, 19.99: 32, 20.4: 45, 34.9: 47}
-    frames = list(read_frames(probe(FOLDER / "vfr_screen.mp4"), list(wanted)))
-    marks = [read_marker(frame.rgb) for frame in frames]
-    assert [mark and mark.number for mark in marks] == list(wanted.values())
-    assert all(frame.seconds <= at for frame, at in zip(frames, wanted, strict=True))
-
-
 def test_a_probe_keeps_no_picture_in_memory():
     gc.collect()
     gc.disable()
@@ -96,12 +86,6 @@ def test_times_outside_of_the_video_give_its_first_and_last_picture():
     frames = list(read_frames(info, [-3.0, 99.0, 0.0]))
     assert [frame.position for frame in frames] == [0, 2, 1]
     assert [f.seconds for f in frames] == pytest.approx([0, 0, info.times[-1]])
-
-
-def test_strict_reading_stops_at_a_damaged_picture():
-    info = probe(FOLDER / "bit_flips.mp4")
-    with pytest.raises(MediaError, match=r"bit_flips.mp4: the picture at .* is damaged"):
-        list(read_frames(info, info.times, ReadingOptions(strict=True)))
 
 
 @pytest.mark.parametrize("name", ODD_NAMES)
@@ -156,11 +140,6 @@ def test_what_is_no_plain_file_is_refused_at_once(tmp_path: Path, kind: str, sai
     }
     with pytest.raises(MediaError, match=said):
         probe(there.get(kind, path))
-
-
-def test_a_link_is_followed(tmp_path: Path):
-    (tmp_path / "link.mp4").symlink_to(FOLDER / "cfr10_target.mp4")
-    assert probe(tmp_path / "link.mp4").frame_count == 10
 
 
 @pytest.mark.skipif(os.name != "posix" or os.geteuid() == 0, reason="the superuser reads it all")

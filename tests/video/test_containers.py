@@ -10,7 +10,6 @@ import numpy as np
 import pytest
 
 from apollo_cli.video.probe import probe
-from tests.cases import FOLDER
 from tests.video.made import make_film, numbers, remux
 
 X265 = "keyint=12:bframes=4:b-adapt=0:log-level=none"
@@ -66,12 +65,6 @@ def test_a_stream_is_the_same_in_every_container(tmp_path: Path, name: str):
             others, same = read_all(remux(film, tmp_path / f"film.{ending}"))
             assert same == marks, ending
             assert others == pytest.approx(times, abs=1.1e-3), ending
-
-
-def test_matroska_made_elsewhere_keeps_its_times():
-    times, marks = read_all(FOLDER / "_vfr1.mkv")
-    assert marks == list(range(48))
-    assert times[:6] == pytest.approx([0, 7, 7.5, 8, 8.033, 8.067])
 
 
 def test_recordings_put_end_to_end_in_matroska_are_told(tmp_path: Path):

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -13,7 +12,6 @@ import pytest
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
-from apollo_cli.video.reader import describe_damage
 from tests.cases import FOLDER
 from tests.video.made import make_film, marked_frame, numbers, packets_of, read_marks
 
@@ -51,15 +49,6 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
         assert seen.number == shown + FIRST_MARKS.get(name, 0)
     for index in {0, count // 2, *range(5, count, max(7, count // 6)), *damaged[:2], count - 1}:
         assert read_marks(info, [index]) == [whole[index]], index
-
-
-@pytest.mark.parametrize(
-    ("seconds", "words"),
-    [([0.9], r"1 of 30 .* is .*at 0.90 s.* it$"), ([0.3, 0.4], r"2 of 30 .* are .*0.30 s.*each$")],
-)
-def test_one_damaged_picture_is_not_told_as_the_first(seconds: list[float], words: str):
-    info = probe(FOLDER / "c1_006_flip_ffv1.mkv")
-    assert re.match(words, describe_damage(info, seconds, info.times))
 
 
 def test_a_second_sample_description_is_followed_after_a_jump(tmp_path: Path):

@@ -56,11 +56,6 @@ SPEECH: dict[str, tuple[list[str], str]] = {
         "Я был дома. Смотрел фильм о войне. Почему ты мне не позвонил? Извини, я совсем "
         "забыл. Ничего страшного, поговорим завтра.",
     ),
-    "uk": (
-        ["cp1251"],
-        "Я був удома. Дивився фільм про війну. Чому ти мені не зателефонував? Вибач, я зовсім "
-        "забув. Їй теж. Нічого страшного, поговоримо завтра.",
-    ),
     "de": (
         ["cp1252"],
         "Ich war zu Hause. Schöner Film über den Krieg. Warum hast du mich nicht angerufen? "
@@ -72,40 +67,15 @@ SPEECH: dict[str, tuple[list[str], str]] = {
         "J'étais à la maison. Un film sur la guerre. Pourquoi tu ne m'as pas appelé ? Désolé, "
         "j'ai complètement oublié. Ça ne fait rien, on en parlera demain, c'est noté.",
     ),
-    "es": (
-        ["cp1252"],
-        "Estaba en casa. Vi una película sobre la guerra. ¿Por qué no me llamaste? Lo siento, "
-        "lo olvidé. Mañana será otro día. No pasa nada, hablamos mañana, señor.",
-    ),
     "pl": (
         ["cp1250", "iso8859-2"],
         "Byłem w domu. Oglądałem film o wojnie. Dlaczego do mnie nie zadzwoniłeś? "
         "Przepraszam, całkiem zapomniałem. Nic się nie stało, pogadamy jutro, dobrze?",
     ),
-    "hu": (
-        ["cp1250"],
-        "Otthon voltam. Egy háborús filmet néztem. Miért nem hívtál fel? Bocsánat, teljesen "
-        "elfelejtettem. Őrült nap volt. Nem baj, holnap beszélünk, jó? Győződj meg róla.",
-    ),
-    "cs": (
-        ["cp1250"],
-        "Byl jsem doma. Díval jsem se na film o válce. Proč jsi mi nezavolal? Promiň, úplně "
-        "jsem zapomněl. To nevadí, promluvíme si zítra. Můžeš?",
-    ),
     "el": (
         ["cp1253"],
         "Ήμουν στο σπίτι. Έβλεπα μια ταινία για τον πόλεμο. Γιατί δεν με πήρες τηλέφωνο; "
         "Συγγνώμη, το ξέχασα εντελώς. Δεν πειράζει, θα τα πούμε αύριο.",
-    ),
-    "tr": (
-        ["cp1254"],
-        "Evdeydim. Savaş hakkında bir film izledim. Neden beni aramadın? Özür dilerim, "
-        "tamamen unuttum. Çok şaşırdım. Önemli değil, yarın konuşuruz, değil mi?",
-    ),
-    "he": (
-        ["cp1255"],
-        "הייתי בבית. ראיתי סרט על המלחמה. למה לא התקשרת אליי? סליחה, שכחתי לגמרי. לא נורא, "
-        "נדבר מחר.",
     ),
     "ar": (
         ["cp1256"],
@@ -122,19 +92,10 @@ SPEECH: dict[str, tuple[list[str], str]] = {
         "我在家里,看了一部关于战争的电影。 你为什么不给我打电"
         "话? 对不起,我完全忘记了。 没关系,我们明天再说吧。",
     ),
-    "tw": (
-        ["big5"],
-        "我在家裡,看了一部關於戰爭的電影。 你為什麼不給我打電"
-        "話? 對不起,我完全忘記了。 沒關係,我們明天再說吧。",
-    ),
     "ko": (
         ["euc_kr"],
         "집에 있었어. 전쟁 영화를 봤어. 왜 나한테 전화하지 않았어?"
         " 미안해, 완전히 잊어버렸어. 괜찮아, 내일 다시 이야기하자.",
-    ),
-    "th": (
-        ["cp874"],
-        "ฉันอยู่บ้าน ดูหนังเกี่ยวกับสงคราม ทำไมคุณไม่โทรหาฉัน ขอโทษ ฉันลืมไปเลย ไม่เป็นไร พรุ่งนี้ค่อยคุยกัน",
     ),
 }
 UNICODE = ["utf-8", "utf-8-sig", "utf-16", "utf-16-le", "utf-16-be", "utf-32", "utf-32-be"]
