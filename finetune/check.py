@@ -109,9 +109,8 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         for sample, length in zip(samples, lengths, strict=True)
         if length is not None
     }
-    dataset = dataset.settle(measured)
-    faults = [*dataset.faults, *found, *machine, *_start_faults(recipe, model.checkpoint)]
     dataset = dataset.without_broken(measured)
+    faults = [*dataset.faults, *found, *machine, *_start_faults(recipe, model.checkpoint)]
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
         faults.append(Fault("no_samples", shown(recipe.path.name), "no sample can be trained on"))
     faults += _text_share(recipe, dataset)

@@ -10,7 +10,7 @@ from typing import Any
 
 from apollo_cli.atomic import write_whole
 from apollo_cli.errors import DataError, WeightsError
-from apollo_cli.finetune.data.readers import is_text
+from apollo_cli.finetune.data.formats import is_text
 from apollo_cli.finetune.places import describe_place, spell, tidy
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.stages import (

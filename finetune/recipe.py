@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.errors import ApolloError, DataError
+from apollo_cli.finetune.data.formats import FORMATS
 from apollo_cli.finetune.places import (
     TABLES,
     describe_place,
@@ -40,7 +41,6 @@ from apollo_cli.text import count
 from apollo_cli.values import Check, flag, list_of, number, one_of, text, whole
 from apollo_cli.weights.registry import known_models, resolve
 
-Format = Literal["auto", "jsonl", "llava", "messages", "csv"]
 # A run of a step a millisecond would take twelve days.
 MOST_STEPS = 1_000_000_000
 # A recipe is short and flat. A key of thousands of parts takes the square of them in memory.
@@ -66,7 +66,7 @@ class DataSource:
 
     path: Path = key(text, "the file")
     share: float | None = key(number(0, 1, above=True), "its part of the mixture", None)
-    format: Format = key(one_of("auto", "jsonl", "llava", "messages", "csv"), "its form", "auto")
+    format: str = key(one_of("auto", *FORMATS), "its form", "auto")
     media: Path | None = key(text, "folder that paths in it start from", None)
 
 

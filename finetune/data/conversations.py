@@ -4,390 +4,360 @@ from __future__ import annotations
 
 import re
 from collections import Counter
-from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from collections.abc import Callable, Collection
+from dataclasses import replace
+from difflib import get_close_matches
 from itertools import repeat
-from pathlib import Path
-from typing import Any, Literal, NoReturn, TypeVar
+from string import ascii_lowercase
+from typing import Any, NoReturn, TypeVar
 
 from apollo_cli.config import parse_moment
 from apollo_cli.errors import UsageError
-from apollo_cli.finetune.data.keys import (
-    FILE,
-    MESSAGE,
-    SOUND,
-    TEXT_PART,
-    key_faults,
-    row_key_faults,
-)
 from apollo_cli.finetune.data.samples import (
+    Entry,
     Fault,
     MediaFolder,
     Refused,
     Sample,
     Visual,
+    VisualKind,
     kind_of,
     shorten,
 )
 from apollo_cli.model.prompt import Turn
-from apollo_cli.scoring import LETTERS
 from apollo_cli.text import count
+
+_Read = TypeVar("_Read")
+
+_SOUND = ("audio", "audios")
+_ROW_KEYS = (
+    *("messages", "conversations", "system", "video", "videos", "image", "images", *_SOUND),
+    *("from", "to", "choices", "id"),
+)
+_MESSAGE_KEYS = ("role", "content", "from", "value")
+# A file stands in a message as a part, and beside the messages as an object of the same keys.
+_PART_KEYS = {
+    "text": ("type", "text"),
+    "video": ("type", "video", "path", "from", "to"),
+    "image": ("type", "image", "path"),
+}
+# What other tools call our keys.
+_OTHER_NAMES = (
+    dict.fromkeys(("start", "start_time", "start_seconds", "video_start", "begin"), "from")
+    | dict.fromkeys(("end", "end_time", "end_seconds", "video_end", "stop"), "to")
+    | dict.fromkeys(("options", "candidates", "multi_choice"), "choices")
+    | dict.fromkeys(("video_path", "video_file", "video_name", "videopath"), "video")
+    | dict.fromkeys(("image_path", "image_file", "image_name", "imagepath"), "image")
+    | {"system_prompt": "system", "conversation": "conversations", "text": "content"}
+)
+# Keys of a row by which other tools change what is learned.
+_NOT_READ = frozenset(
+    [
+        *("loss", "loss_mask", "loss_weight", "loss_scale", "weight", "mask", "train", "masked"),
+        *("tools", "tool_calls", "functions", "chosen", "rejected", "rejected_response"),
+        *("clip", "clips", "window", "segment", "span", "timestamps", "fps", "nframes", "frames"),
+        *("num_frames", "max_frames", "min_frames", "max_pixels", "min_pixels", "crop", "bbox"),
+        *("rotate", "objects", "answer", "answers", "answer_idx", "answer_index", "correct"),
+    ]
+)
+# Keys that tell where a row comes from; a key that ends in id does too.
+_METADATA = frozenset(
+    [
+        *("", "index", "idx", "name", "source", "data_source", "dataset", "split", "task", "type"),
+        *("question_type", "category", "duration", "width", "height", "metadata", "license"),
+    ]
+)
+# Names of metadata are short and like each other: only a near miss counts.
+_NEAR = 0.75
 
 # A run of white space is tried from its start only, however long it is.
 _TAG = re.compile(r"(?:(?<![ \t\r\n])[ \t\r\n]+)?<(video|image)>[ \t\r\n]*")
 # All special tokens of the released tokenizers have this form.
 _SPECIAL = re.compile(r"<\|\w{1,40}\|>")
-_ROLES = {
-    "user": "user",
-    "human": "user",
-    "assistant": "assistant",
-    "gpt": "assistant",
-    "system": "system",
-}
-# An answer that names an option instead of saying it, such as 3, B or (b).
-_BARE = re.compile(r"\(?([A-Za-z]|\d{1,2})\)?[.:]?", re.ASCII)
-
-# No video lasts a year.
-_LATEST_SECONDS = 31_536_000
 # Half of a pair, which JSON may spell and no tokenizer takes.
 _SURROGATE = re.compile("[\ud800-\udfff]")
-
-VisualKind = Literal["video", "image"]
-_Read = TypeVar("_Read")
-
-
-@dataclass(frozen=True)
-class Entry:
-    """One piece of a data file.
-
-    Attributes:
-        where: its place, such as ``bees.jsonl:12``. fields: what it says.
-        labels: names of its choices, where the file has them; else letters from A on.
-    """
-
-    where: str
-    fields: dict[str, Any]
-    labels: tuple[str, ...] = ()
+_ROLES = ("user", "assistant", "system")
+_OTHER_ROLES = {"human": "user", "gpt": "assistant"}
+# An answer that names an option instead of saying it, such as 3, B or (b).
+_BARE = re.compile(r"\(?([A-Za-z]|\d{1,2})\)?[.:]?", re.ASCII)
+# No video lasts a year.
+_LATEST_SECONDS = 31_536_000
 
 
-@dataclass
-class _Talk:
-    """What is known of an entry while it is read.
+def read_entry(entry: Entry, media: MediaFolder) -> tuple[Sample | None, list[Fault]]:
+    """The sample of an entry and its faults; None where one of them costs the sample."""
+    reader = _EntryReader(entry, media)
+    sample = reader.read_sample()
+    return sample, reader.faults
 
-    Attributes:
-        tags: kind and turn of each tag, in order. inline: files that stand inside messages.
-        faults: that cost the sample. strays: keys of messages and files that were not known.
-        is_whole: whether all messages could be read.
-    """
 
-    entry: Entry
-    media: MediaFolder
-    notes: list[Fault]
-    tags: list[tuple[VisualKind, int]] = field(default_factory=list)
-    inline: dict[VisualKind, list[dict[str, Any]]] = field(
-        default_factory=lambda: {"video": [], "image": []}
-    )
-    faults: list[Fault] = field(default_factory=list)
-    strays: set[str] = field(default_factory=set)
-    is_whole: bool = True
+class _EntryReader:
+    """Reads one entry part by part; a part that is refused does not hide the faults of others."""
+
+    def __init__(self, entry: Entry, media: MediaFolder) -> None:
+        self.where, self.fields, self.labels = entry.where, entry.fields, entry.labels
+        self.media = media
+        self.faults: list[Fault] = []
+        # The tags in the questions, and the files that stand in the messages.
+        self.tags: list[VisualKind] = []
+        self.inline: dict[VisualKind, list[dict[str, Any]]] = {"video": [], "image": []}
+
+    def read_sample(self) -> Sample | None:
+        self.check_keys("the row", self.fields, _ROW_KEYS)
+        if any(self.fields.get(name) for name in _SOUND):
+            self.add("unsupported_media", "it has sound")
+        turns = self.attempt(self.read_turns)
+        visuals = self.attempt(self.read_visuals, turns is not None)
+        choices = self.attempt(self.read_choices)
+        if turns and choices:
+            turns = self.attempt(self.spell_out, turns, choices)
+        is_lost = any(fault.cost == "sample" for fault in self.faults)
+        if is_lost or turns is None or visuals is None or choices is None:
+            return None
+        name, own = self.where, self.fields.get("id")
+        if isinstance(own, str | int):
+            name = f"{name} ({shorten(str(own), 80)})"
+        return Sample(name, turns, visuals, choices)
+
+    def add(self, kind: str, received: str, allowed: str = "", next_step: str = "") -> None:
+        self.faults.append(Fault(kind, self.where, received, allowed, next_step))
 
     def refuse(self, kind: str, received: str, allowed: str = "", next_step: str = "") -> NoReturn:
-        raise Refused(Fault(kind, self.entry.where, received, allowed, next_step))
-
-    def add(self, kind: str, received: str) -> None:
-        """Note a fault that does not keep the rest of the entry from being read."""
-        self.faults.append(Fault(kind, self.entry.where, received))
+        raise Refused(Fault(kind, self.where, received, allowed, next_step))
 
     def attempt(self, read: Callable[..., _Read], *arguments: Any) -> _Read | None:
-        """What a function reads, or None where the entry keeps it from reading on."""
+        """What a function reads; None where it is refused."""
         try:
-            return read(self, *arguments)
+            return read(*arguments)
         except Refused as refused:
-            self.faults += refused.faults
+            self.faults.append(refused.fault)
             return None
 
-    def check_keys(self, what: str, found: dict[str, Any], known: tuple[str, ...]) -> None:
-        """Add a fault for each unknown key, once a key: it mostly stands in every message."""
-        unseen = {k: value for k, value in found.items() if k not in known and k not in self.strays}
-        if unseen:
-            self.faults += key_faults(self.entry.where, what, unseen, known)
-            self.strays |= unseen.keys()
+    def check_keys(self, what: str, found: dict[str, Any], known: Collection[str]) -> None:
+        """Add a fault for each key that is not known, once for all messages of the entry.
 
-    def either(self, what: str, found: dict[str, Any], first: str, second: str) -> Any:
+        Dropping such a key would change what is learned. In the row itself metadata passes, and
+        a key that is not like a known one is a note. A key without a value counts as absent.
+        """
+        for key, value in found.items():
+            name, is_row = key.lower(), known is _ROW_KEYS
+            is_metadata = name in _METADATA or name.endswith(("id", "ids"))
+            if value is None or key in known or (is_row and is_metadata):
+                continue
+            nearest = _OTHER_NAMES.get(name, "")
+            if nearest not in known:
+                nearest = next(iter(get_close_matches(name, known, n=1, cutoff=_NEAR)), "")
+            if is_row and name not in _NOT_READ and not nearest:
+                self.add("unknown_field", f'"{shorten(key, 60)}"')
+                continue
+            words = f'has the key "{shorten(key, 60)}", which is not read'
+            if not any(fault.received.endswith(words) for fault in self.faults):
+                remedy = f"did you mean {nearest}?" if nearest else ""
+                self.add("unknown_key", f"{what} {words}", f"known are {', '.join(known)}", remedy)
+
+    def read_either(self, what: str, found: dict[str, Any], first: str, second: str) -> Any:
         """The value of one of two keys that mean the same."""
         values = [found[key] for key in (first, second) if found.get(key) is not None]
         if len(values) > 1:
-            words = f"{what} has both {first} and {second}"
-            self.refuse("wrong_type", words, "one of them", "take one out")
+            self.refuse("wrong_type", f"{what} has both {first} and {second}", "one of them")
         return values[0] if values else None
 
-    def note(self, kind: str, received: str) -> None:
-        self.notes.append(Fault(kind, self.entry.where, received))
+    def read_turns(self) -> tuple[Turn, ...]:
+        """Questions and answers; tags are taken out and remembered."""
+        turns: list[Turn] = []
+        system: list[str] = []
+        question: str | None = None
+        for role, content in self.read_messages():
+            if role == "assistant":
+                number = len(turns) + 1
+                if question is None:
+                    self.refuse("wrong_role", f"answer {number} has no question before it")
+                turns.append(Turn(question, self.read_answer(content, f"answer {number}")))
+                question = None
+            elif question is not None or (role == "system" and turns):
+                self.refuse("wrong_role", f"a {role} message follows a question or an answer")
+            elif role == "system":
+                system.append(self.read_question(content))
+            else:
+                question = self.read_question(content)
+        if not turns:
+            self.refuse("nothing_to_train", "it has no answer")
+        if question is not None:
+            self.add("unanswered_question", "the last question has no answer")
+        if any(system):
+            self.add("system_moved", "it has a system message")
+            first = "\n\n".join(text for text in (*system, turns[0].question) if text)
+            turns[0] = replace(turns[0], question=first)
+        return tuple(turns)
 
+    def read_messages(self) -> list[tuple[str, Any]]:
+        """Role and content of each message."""
+        messages = self.read_either("the row", self.fields, "messages", "conversations")
+        if not isinstance(messages, list):
+            what = "it has no messages" if messages is None else f"messages is {kind_of(messages)}"
+            self.refuse("wrong_type", what, "messages or conversations is a list")
+        system = self.fields.get("system")
+        found: list[tuple[str, Any]] = [("system", system)] if system else []
+        for number, message in enumerate(messages, start=1):
+            what = f"message {number}"
+            if not isinstance(message, dict):
+                self.refuse("wrong_type", f"{what} is {kind_of(message)}", "it is an object")
+            self.check_keys(what, message, _MESSAGE_KEYS)
+            role = self.read_either(what, message, "role", "from")
+            role = _OTHER_ROLES.get(role, role) if isinstance(role, str) else role
+            if role not in _ROLES:
+                words = "no role" if role is None else f"role {shorten(str(role), 40)}"
+                allowed = "roles are user, assistant and system"
+                remedy = "leave it out, or give it one of these"
+                self.refuse("wrong_role", f"{what} has {words}", allowed, remedy)
+            found.append((role, self.read_either(what, message, "content", "value")))
+        return found
 
-def build_sample(entry: Entry, media: MediaFolder, notes: list[Fault]) -> Sample:
-    """Make a sample of an entry.
+    def read_question(self, content: Any) -> str:
+        text = self.read_text(content, "a question")
+        for found in _TAG.finditer(text):
+            self.tags.append("video" if found.group(1) == "video" else "image")
+        return _TAG.sub(lambda found: "\n" if "\n" in found.group() else " ", text).strip()
 
-    Args:
-        media: where its files are. notes: what is worth knowing is added to them.
+    def read_answer(self, content: Any, what: str) -> str:
+        text = self.read_text(content, what).strip()
+        tag = _TAG.search(text)
+        if tag:
+            self.add("tag_in_answer", f"{what} has {tag.group().strip()}")
+        if not text:
+            self.add("empty_answer", f"{what} is empty")
+        return text
 
-    Raises:
-        Refused: the entry cannot be trained on, with all that is wrong.
-    """
-    talk = _Talk(entry, media, notes)
-    fields = entry.fields
-    talk.faults += row_key_faults(entry.where, fields)
-    if any(fields.get(name) for name in SOUND):
-        talk.add("unsupported_media", "it has sound")
-    turns = talk.attempt(_turns)
-    talk.is_whole = talk.is_whole and turns is not None
-    visuals = talk.attempt(_visuals)
-    choices = talk.attempt(_choices)
-    if turns and choices:
-        turns = talk.attempt(_spell_out, turns, choices)
-    if talk.faults or turns is None or visuals is None or choices is None:
-        raise Refused(*talk.faults)
-    name = entry.where
-    if isinstance(fields.get("id"), str | int):
-        name = f"{name} ({shorten(str(fields['id']), 80)})"
-    return Sample(name, turns, visuals, choices)
+    def read_text(self, content: Any, what: str) -> str:
+        """The text of a message; files that stand in it leave a tag."""
+        parts = [{"type": "text", "text": content}] if isinstance(content, str) else content
+        if not isinstance(parts, list):
+            self.refuse("wrong_type", f"a content is {kind_of(content)}", "text or a list of parts")
+        text = ""
+        for part in parts:
+            kind = part.get("type") if isinstance(part, dict) else None
+            if kind == "text" and isinstance(part.get("text"), str):
+                self.check_keys("a text part", part, _PART_KEYS["text"])
+                text += part["text"]
+            elif kind in ("video", "image"):
+                if part.get(kind) is not None or part.get("path") is not None:
+                    self.inline[kind].append(part)
+                text += f"<{kind}>"
+            else:
+                self.refuse("wrong_type", "a part of a content", "parts are text, video or image")
+        if _SURROGATE.search(text):
+            self.refuse("wrong_type", "a text with half of a character", "valid Unicode")
+        special = _SPECIAL.search(text)
+        if special:
+            self.add("special_token", f"{what} has {special.group()}")
+        return text
 
+    def read_visuals(self, has_turns: bool) -> tuple[Visual, ...]:
+        """The files in the order of their tags.
 
-def _turns(talk: _Talk) -> tuple[Turn, ...]:
-    """Questions and answers; tags are taken out and remembered."""
-    turns: list[Turn] = []
-    lead: list[str] = []
-    question: str | None = None
-    for role, content in _messages(talk):
-        if role == "assistant":
-            if question is None:
-                talk.refuse("wrong_role", f"answer {len(turns) + 1} has no question before it")
-            turns.append(Turn(question, _answer(talk, content, len(turns) + 1)))
-            question = None
-        elif question is not None or (role == "system" and turns):
-            talk.refuse("wrong_role", f"a {role} message follows a question or an answer")
-        elif role == "system":
-            lead.append(_question(talk, content, 0))
-        else:
-            question = _question(talk, content, len(turns))
-    if not turns:
-        talk.refuse("nothing_to_train", "it has no answer" if question else "it has no messages")
-    if question is not None:
-        talk.note("unanswered_question", "the last question has no answer")
-    if any(lead):
-        talk.note("system_moved", "it has a system message")
-        first = "\n\n".join(text for text in (*lead, turns[0].question) if text)
-        turns[0] = Turn(first, turns[0].answer)
-    if any(not turn.question for turn in turns):
-        talk.note("empty_question", "a question has no words")
-    return tuple(turns)
+        Args:
+            has_turns: whether all messages could be read, so that all tags are known.
+        """
+        videos, images = (self.read_files(kind, has_turns) for kind in self.inline)
+        if not has_turns or None in videos or None in images:
+            return ()
+        left = {"video": iter(videos), "image": iter(images)}
+        placed = [next(left[kind]) for kind in self.order_files(len(videos), len(images))]
+        return tuple(visual for visual in placed if visual is not None)
 
+    def order_files(self, videos: int, images: int) -> tuple[VisualKind, ...]:
+        """The kind of each file, in the order of the tags."""
+        if not self.tags:
+            return (*repeat("video", videos), *repeat("image", images))
+        tags = Counter(self.tags)
+        if (tags["video"], tags["image"]) == (videos, images):
+            return tuple(self.tags)
+        number = len(self.tags)
+        if number != videos + images or len(tags) > 1 or (videos and images):
+            words = f"{tags['video']} video and {count(tags['image'], 'image tag')}"
+            words += f" for {count(videos, 'video')} and {count(images, 'image')}"
+            is_short = number > videos + images
+            self.refuse("tag_without_file" if is_short else "file_without_tag", words)
+        self.add("tag_of_other_kind", f"<{self.tags[0]}> stands for another kind of file")
+        return tuple(repeat("video" if videos else "image", number))
 
-def _messages(talk: _Talk) -> list[tuple[str, Any]]:
-    """Roles and contents, in both ways of writing them."""
-    fields = talk.entry.fields
-    messages = talk.either("the row", fields, "messages", "conversations")
-    if not isinstance(messages, list):
-        what = "it has no messages" if messages is None else f"messages is {kind_of(messages)}"
-        talk.refuse("wrong_type", what, "messages or conversations is a list")
-    found: list[tuple[str, Any]] = []
-    if fields.get("system"):
-        found.append(("system", fields["system"]))
-    for number, message in enumerate(messages, start=1):
-        if not isinstance(message, dict):
-            talk.refuse("wrong_type", f"message {number} is {kind_of(message)}", "it is an object")
-        talk.check_keys(f"message {number}", message, MESSAGE)
-        role = talk.either(f"message {number}", message, "role", "from")
-        if not isinstance(role, str) or role not in _ROLES:
-            words = "no role" if role is None else f"role {shorten(str(role), 40)}"
-            allowed = "roles are user, assistant and system"
-            remedy = "leave it out, or give it one of these"
-            talk.refuse("wrong_role", f"message {number} has {words}", allowed, remedy)
-        content = talk.either(f"message {number}", message, "content", "value")
-        found.append((_ROLES[role], content))
-    return found
+    def read_files(self, kind: VisualKind, has_turns: bool) -> list[Visual | None]:
+        """All files of a kind; None for one with a fault."""
+        named: list[Any] = []
+        for key in (kind, f"{kind}s"):
+            value = self.fields.get(key)
+            if value is not None:
+                named += value if isinstance(value, list) else [value]
+        inside = self.inline[kind]
+        if named and inside:
+            words = f"{kind} files stand in the messages and beside them"
+            self.refuse("wrong_type", words, "one way")
+        parts = inside or [item if isinstance(item, dict) else {kind: item} for item in named]
+        times = {key: self.fields.get(key) for key in ("from", "to")}
+        window = {key: value for key, value in times.items() if value is not None}
+        if window and kind == "video" and has_turns:
+            if len(parts) != 1:
+                self.refuse("wrong_window", f"from and to, and {count(len(parts), 'video')}")
+            parts = [{**window, **parts[0]}]
+        return [self.attempt(self.read_visual, kind, part) for part in parts]
 
+    def read_visual(self, kind: VisualKind, part: dict[str, Any]) -> Visual:
+        what = f"{'an' if kind == 'image' else 'a'} {kind}"
+        self.check_keys(what, part, _PART_KEYS[kind])
+        path = self.media.find(self.where, self.read_either(what, part, kind, "path"), kind)
+        if kind == "image":
+            return Visual(path, kind)
+        start, end = (self.read_seconds(part.get(key), key) for key in ("from", "to"))
+        start = start or 0.0
+        if end is not None and end <= start:
+            self.refuse("wrong_window", f"from {start:g} to {end:g}")
+        return Visual(path, kind, start, end)
 
-def _text(talk: _Talk, content: Any) -> str | None:
-    """The text of a message, None for a wrong one; files that stand in it leave a tag."""
-    text = talk.attempt(_joined, content)
-    talk.is_whole = talk.is_whole and text is not None
-    return text
+    def read_seconds(self, value: Any, key: str) -> float | None:
+        if value is None:
+            return None
+        if isinstance(value, str):
+            try:
+                value = parse_moment(value.strip())
+            except UsageError as error:
+                self.refuse("wrong_type", f"{key}: {shorten(error.received, 60)}", error.allowed)
+        elif isinstance(value, bool) or not isinstance(value, int | float):
+            allowed = f"{key} is a number of seconds, or a time such as 0:01:30"
+            self.refuse("wrong_type", f"{key} is {kind_of(value)}", allowed)
+        if not 0 <= value <= _LATEST_SECONDS:
+            self.refuse("wrong_window", f"{key} is {shorten(str(value), 40)}")
+        return float(value)
 
+    def read_choices(self) -> tuple[str, ...]:
+        choices = self.fields.get("choices")
+        if choices is None:
+            return ()
+        if not isinstance(choices, list) or not all(
+            isinstance(c, str) and c.strip() and not _SURROGATE.search(c) for c in choices
+        ):
+            self.refuse(
+                "wrong_type", f"choices is {kind_of(choices)}", "choices is a list of texts"
+            )
+        return tuple(choice.strip() for choice in choices)
 
-def _joined(talk: _Talk, content: Any) -> str:
-    if isinstance(content, str):
-        content = [{"type": "text", "text": content}]
-    if not isinstance(content, list):
-        talk.refuse("wrong_type", f"a content is {kind_of(content)}", "text or a list of parts")
-    pieces: list[str] = []
-    for part in content:
-        kind = part.get("type") if isinstance(part, dict) else None
-        if kind == "text" and isinstance(part.get("text"), str):
-            talk.check_keys("a text part", part, TEXT_PART)
-            pieces.append(part["text"])
-        elif kind in ("video", "image"):
-            if talk.either(f"a {kind} part", part, kind, "path") is not None:
-                talk.inline[kind].append(part)
-            pieces.append(f"<{kind}>")
-        else:
-            talk.refuse("wrong_type", "a part of a content", "parts are text, video or image")
-    text = "".join(pieces)
-    if _SURROGATE.search(text):
-        talk.refuse("wrong_type", "a text with half of a character", "valid Unicode")
-    return text
-
-
-def _check_plain(talk: _Talk, text: str, what: str) -> None:
-    special = _SPECIAL.search(text)
-    if special:
-        talk.add("special_token", f"{what} has {special.group()}")
-
-
-def _question(talk: _Talk, content: Any, turn: int) -> str:
-    text = _text(talk, content) or ""
-    _check_plain(talk, text, "a question")
-    for found in _TAG.finditer(text):
-        talk.tags.append(("video" if found.group(1) == "video" else "image", turn))
-    return _TAG.sub(lambda found: "\n" if "\n" in found.group() else " ", text).strip()
-
-
-def _answer(talk: _Talk, content: Any, number: int) -> str:
-    text = _text(talk, content)
-    if text is None:
-        return ""
-    text = text.strip()
-    tag = _TAG.search(text)
-    if tag:
-        talk.add("tag_in_answer", f"answer {number} has {tag.group().strip()}")
-    _check_plain(talk, text, f"answer {number}")
-    if not text:
-        talk.add("empty_answer", f"answer {number} is empty")
-    return text
-
-
-def _visuals(talk: _Talk) -> tuple[Visual, ...]:
-    """The files in the order of their tags."""
-    found = {kind: talk.attempt(_files, kind) for kind in talk.inline}
-    files = {kind: visuals for kind, visuals in found.items() if visuals is not None}
-    if len(files) < len(found) or not talk.is_whole:
-        return ()
-    order = _order(talk, len(files["video"]), len(files["image"]))
-    left = {kind: iter(visuals) for kind, visuals in files.items()}
-    placed = (next(left[kind]) for kind in order)
-    return tuple(visual for visual in placed if visual is not None)
-
-
-def _order(talk: _Talk, videos: int, images: int) -> tuple[VisualKind, ...]:
-    """The kind of each file, in the order of their tags."""
-    order: tuple[VisualKind, ...] = tuple(kind for kind, _ in talk.tags)
-    counts = Counter(order)
-    if not order:
-        if (videos or images) and _expects_tags(talk.entry.fields):
-            talk.note("no_tag", f"no tag for {count(videos + images, 'file')}")
-        return (*repeat("video", videos), *repeat("image", images))
-    if (counts["video"], counts["image"]) != (videos, images):
-        is_swapped = len(order) == videos + images and len(counts) == 1 and not (videos and images)
-        if not is_swapped:
-            tags = f"{counts['video']} video and {count(counts['image'], 'image tag')}"
-            told = f"{tags} for {count(videos, 'video')} and {count(images, 'image')}"
-            kind = "tag_without_file" if len(order) > videos + images else "file_without_tag"
-            talk.refuse(kind, told)
-        talk.note("tag_of_other_kind", f"<{order[0]}> stands for another kind of file")
-        other: VisualKind = "video" if videos else "image"
-        order = (other,) * len(order)
-    if any(turn for _, turn in talk.tags):
-        talk.note("tag_moved", "a tag stands in a later question")
-    return order
-
-
-def _expects_tags(fields: dict[str, Any]) -> bool:
-    """Whether the form of an entry marks its files with tags; ours need not."""
-    return bool("conversations" in fields or fields.get("videos") or fields.get("images"))
-
-
-def _files(talk: _Talk, kind: VisualKind) -> list[Visual | None]:
-    """All files of a kind; None for one with a fault."""
-    fields = talk.entry.fields
-    named: list[Any] = []
-    for key in (kind, f"{kind}s"):
-        value = fields.get(key)
-        if value is not None:
-            named += value if isinstance(value, list) else [value]
-    inside = talk.inline[kind]
-    if named and inside:
-        talk.refuse("wrong_type", f"{kind} files stand in the messages and beside them", "one way")
-    parts = inside or [item if isinstance(item, dict) else {kind: item} for item in named]
-    shared = {key: fields[key] for key in ("from", "to") if fields.get(key) is not None}
-    if shared and kind == "video" and talk.is_whole:
-        if len(parts) != 1:
-            talk.refuse("wrong_window", f"from and to, and {count(len(parts), 'video')}")
-        parts = [{**shared, **parts[0]}]
-    return [talk.attempt(_visual, kind, part) for part in parts]
-
-
-def _visual(talk: _Talk, kind: VisualKind, part: dict[str, Any]) -> Visual | None:
-    talk.check_keys(f"{'an' if kind == 'image' else 'a'} {kind}", part, FILE[kind])
-    path = talk.attempt(_find, kind, talk.either(f"a {kind}", part, kind, "path"))
-    if path is None:
-        return None
-    if kind == "image":
-        return Visual(path, kind)
-    start, end = (_seconds(talk, part.get(key), key) for key in ("from", "to"))
-    start = start or 0.0
-    if end is not None and end <= start:
-        talk.refuse("wrong_window", f"from {start:g} to {end:g}")
-    return Visual(path, kind, start, end)
-
-
-def _find(talk: _Talk, kind: VisualKind, name: Any) -> Path:
-    return talk.media.find(talk.entry.where, name, kind)
-
-
-def _seconds(talk: _Talk, value: Any, key: str) -> float | None:
-    if value is None:
-        return None
-    if isinstance(value, str):
-        try:
-            value = parse_moment(value.strip())
-        except UsageError as error:
-            talk.refuse("wrong_type", f"{key}: {shorten(error.received, 60)}", error.allowed)
-    if isinstance(value, bool) or not isinstance(value, int | float):
-        allowed = f"{key} is a number of seconds, or a time such as 0:01:30"
-        talk.refuse("wrong_type", f"{key} is {kind_of(value)}", allowed)
-    if not 0 <= value <= _LATEST_SECONDS:
-        talk.refuse("wrong_window", f"{key} is {shorten(str(value), 40)}")
-    return float(value)
-
-
-def _choices(talk: _Talk) -> tuple[str, ...]:
-    choices = talk.entry.fields.get("choices")
-    if choices is None:
-        return ()
-    if not isinstance(choices, list) or not all(
-        isinstance(c, str) and c.strip() and not _SURROGATE.search(c) for c in choices
-    ):
-        talk.refuse("wrong_type", f"choices is {kind_of(choices)}", "choices is a list of texts")
-    return tuple(choice.strip() for choice in choices)
-
-
-def _spell_out(talk: _Talk, turns: tuple[Turn, ...], choices: tuple[str, ...]) -> tuple[Turn, ...]:
-    """The turns, where the last answer is the text of its choice and not a number or letter."""
-    question, answer = turns[-1].question, turns[-1].answer
-    bare = _BARE.fullmatch(answer)
-    labels = talk.entry.labels or tuple(LETTERS.lower()[: len(choices)])
-    named = dict(zip(labels, choices, strict=False)).get(bare[1].lower() if bare else "")
-    # Columns of options have names, so that a text that is such a name may be meant either way.
-    unsure = bool(talk.entry.labels) and answer in choices and named not in (None, answer)
-    is_listed = all(choice.casefold() in question.casefold() for choice in choices)
-    if bare is None or (answer in choices and not unsure):
-        if answer not in choices:
-            talk.note("answer_not_a_choice", f"{shorten(answer, 60)} is not among choices")
-        return turns
-    if is_listed and re.search(rf"\b{bare[1]}\b", question):
-        # The question shows the options with their letters, and asks for one of these.
-        return turns
-    if named is None or unsure:
-        talk.refuse("option_number", f"the answer is {answer}, of {count(len(choices), 'choice')}")
-    talk.note("option_spelled_out", f"the answer {answer} is learned as {shorten(named, 60)}")
-    return (*turns[:-1], replace(turns[-1], answer=named))
+    def spell_out(self, turns: tuple[Turn, ...], choices: tuple[str, ...]) -> tuple[Turn, ...]:
+        """The turns, with the text of its choice as last answer in place of a number or letter."""
+        question, answer = turns[-1].question, turns[-1].answer
+        bare = _BARE.fullmatch(answer)
+        labels = self.labels or tuple(ascii_lowercase)
+        named = dict(zip(labels, choices, strict=False)).get(bare[1].lower() if bare else "")
+        # Columns of options have names, so that a text that is such a name may be meant either way.
+        unsure = bool(self.labels) and answer in choices and named not in (None, answer)
+        if bare is None or (answer in choices and not unsure):
+            if answer not in choices:
+                self.add("answer_not_a_choice", f"{shorten(answer, 60)} is not among choices")
+            return turns
+        is_listed = all(choice.casefold() in question.casefold() for choice in choices)
+        if is_listed and re.search(rf"\b{bare[1]}\b", question):
+            # The question shows the options with their letters, and asks for one of these.
+            return turns
+        if named is None or unsure:
+            words = f"the answer is {answer}, of {count(len(choices), 'choice')}"
+            self.refuse("option_number", words)
+        self.add("option_spelled_out", f"the answer {answer} is learned as {shorten(named, 60)}")
+        return (*turns[:-1], replace(turns[-1], answer=named))

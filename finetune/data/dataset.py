@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Container, Sequence
+from collections.abc import Container, Iterable, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -15,27 +15,16 @@ from typing import TYPE_CHECKING
 import numpy as np
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.data.readers import load_samples
+from apollo_cli.finetune.data.formats import load_samples
 from apollo_cli.finetune.data.samples import KINDS, Fault, Kind, Sample
 from apollo_cli.finetune.stages import STAGES
 from apollo_cli.text import count
 from apollo_cli.video.container import shown
 
 if TYPE_CHECKING:
-    from apollo_cli.finetune.recipe import DataSource, Recipe
+    from apollo_cli.finetune.recipe import Recipe
 
 _FINEST_SHARE = 1_000_000
-
-
-def resolve_shares(counts: Sequence[int], shares: Sequence[float | None]) -> list[float]:
-    """The share of each source, so that they sum to 1.
-
-    Args:
-        counts: samples in each source.
-        shares: as the recipe has them; None everywhere leaves them to the counts.
-    """
-    weights = [n if share is None else share for n, share in zip(counts, shares, strict=True)]
-    return [weight / sum(weights) for weight in weights]
 
 
 class Mixture:
@@ -140,14 +129,12 @@ class LoadedSource:
     Attributes:
         path: the file. samples: those that are trained on. weight: of it in the mixture.
         share: that the recipe gives it; None leaves the weight to the number of samples.
-        held_out: samples of it to measure with.
     """
 
     path: Path
     samples: tuple[Sample, ...]
     weight: float
     share: float | None = None
-    held_out: tuple[Sample, ...] = ()
 
 
 @dataclass(frozen=True)
@@ -177,38 +164,8 @@ class Dataset:
         """
         return Mixture([(source.samples, source.weight) for source in self.sources], seed)
 
-    def settle(self, good: Container[str]) -> Dataset:
-        """The same data, where nothing is held out that training cannot do without.
-
-        Lots are drawn by the names of files, before it is known which can be read: so one that
-        breaks later changes nothing for the others. Where a lot leaves a file of data nothing
-        good to train on, all of that file is trained on.
-
-        Args:
-            good: names of the samples that can be learned from.
-        """
-        needy = [
-            source
-            for source in self.sources
-            if not _any_good(source.samples, good) and _any_good(source.held_out, good)
-        ]
-        given = {sample.name for source in needy for sample in source.held_out}
-        held_out = tuple(sample for sample in self.held_out if sample.name not in given)
-        words = "without what was drawn for it, only broken samples would be left"
-        faults = [Fault("nothing_held_out", shown(s.path.name), words) for s in needy]
-        if held_out and not _any_good(held_out, good):
-            first = held_out[0].name
-            faults.append(Fault("nothing_held_out", first, "all samples held out are broken"))
-        sources = [
-            replace(source, samples=(*source.samples, *source.held_out), held_out=())
-            if source in needy
-            else source
-            for source in self.sources
-        ]
-        return Dataset(_weighed(sources), held_out, (*self.faults, *faults))
-
     def without_broken(self, good: Container[str]) -> Dataset:
-        """The same data as far as it can be learned from; what has no share counts by that.
+        """The dataset with the samples that can be read; weights without a share follow these.
 
         Args:
             good: names of the samples that can be learned from.
@@ -218,7 +175,11 @@ class Dataset:
             for source in self.sources
         ]
         held_out = tuple(sample for sample in self.held_out if sample.name in good)
-        return Dataset(_weighed([s for s in sources if s.samples]), held_out, self.faults)
+        faults = self.faults
+        if self.held_out and not held_out:
+            words = "all samples held out are broken"
+            faults += (Fault("nothing_held_out", self.held_out[0].name, words),)
+        return Dataset(_weighed(sources), held_out, faults)
 
     def check_runnable(self) -> None:
         """Refuse data with a fault that costs the run; one that costs a sample is no obstacle.
@@ -244,26 +205,45 @@ def load_dataset(recipe: Recipe) -> Dataset:
     held: list[Sample] = []
     sources: list[LoadedSource] = []
     labels = label_files([source.path for source in (*recipe.data, *recipe.validation)])
-    for source in recipe.data:
+    kinds = set(STAGES[recipe.stage].kinds)
+    if recipe.stage == 2 and recipe.images_in_stage_2:
+        kinds |= {"image", "multi-image"}
+    for number, source in enumerate((*recipe.data, *recipe.validation)):
         samples, found = load_samples(source, labels[source.path])
-        faults += found + _stage_faults(recipe, source, samples)
-        # Before the stage has its say, so that all stages hold out the same videos.
+        faults += found
+        for kind in KINDS:
+            left_out = [s for s in samples if s.kind == kind and kind not in kinds]
+            if left_out:
+                is_error = recipe.stage == 2 and kind != "text"
+                words = f"{count(len(left_out), f'{kind} sample')} in stage {recipe.stage}"
+                faults.append(
+                    Fault(
+                        "images_in_stage_2" if is_error else "kind_not_in_stage",
+                        labels[source.path],
+                        f"{words}, such as {left_out[0].name}",
+                    )
+                )
+        if number >= len(recipe.data):
+            held += [sample for sample in samples if sample.kind in kinds]
+            continue
+        # All stages hold out the same videos, whatever kinds they take.
         share = 0.0 if recipe.validation else recipe.validation_share
         samples, aside = hold_out(samples, share, recipe.seed)
         if share and not aside:
             faults.append(Fault("nothing_held_out", labels[source.path], "its files are too few"))
-        kept, aside = (tuple(_of_stage(recipe, part)) for part in (samples, aside))
-        sources.append(LoadedSource(source.path, kept, 0.0, source.share, aside))
-        held += aside
-    for source in recipe.validation:
-        samples, found = load_samples(source, labels[source.path])
-        faults += found + _stage_faults(recipe, source, samples)
-        held += _of_stage(recipe, samples)
-    faults += _repeated(held, [sample for source in sources for sample in source.samples])
-    sources = [source for source in sources if source.samples]
-    if not sources and not any(fault.cost == "run" for fault in faults):
-        faults.append(Fault("no_samples", shown(recipe.path.name), "nothing is left for the stage"))
-    return Dataset(_weighed(sources), tuple(held), tuple(faults))
+        kept = tuple(sample for sample in samples if sample.kind in kinds)
+        sources.append(LoadedSource(source.path, kept, 0.0, source.share))
+        held += [sample for sample in aside if sample.kind in kinds]
+    known = {(s.turns, s.visuals): s.name for source in sources for s in source.samples}
+    for sample in held:
+        twin = known.get((sample.turns, sample.visuals))
+        if twin is not None:
+            faults.append(Fault("held_out_twice", sample.name, f"{twin} is the same"))
+    dataset = Dataset(_weighed(sources), tuple(held), tuple(faults))
+    if not dataset.sources and not any(fault.cost == "run" for fault in faults):
+        fault = Fault("no_samples", shown(recipe.path.name), "nothing is left for the stage")
+        return replace(dataset, faults=(*faults, fault))
+    return dataset
 
 
 def hold_out(
@@ -322,53 +302,17 @@ def _group(samples: Sequence[Sample]) -> dict[object, list[int]]:
     return groups
 
 
-def _any_good(samples: Sequence[Sample], good: Container[str]) -> bool:
-    return any(sample.name in good for sample in samples)
-
-
-def _weighed(sources: Sequence[LoadedSource]) -> tuple[LoadedSource, ...]:
-    if not sources:
-        return ()
-    counts = [len(source.samples) for source in sources]
-    weights = resolve_shares(counts, [source.share for source in sources])
-    return tuple(replace(s, weight=w) for s, w in zip(sources, weights, strict=True))
+def _weighed(sources: Iterable[LoadedSource]) -> tuple[LoadedSource, ...]:
+    """The sources that have samples, with weights that sum to 1."""
+    sources = [source for source in sources if source.samples]
+    weights = [len(s.samples) if s.share is None else s.share for s in sources]
+    return tuple(
+        replace(source, weight=weight / sum(weights))
+        for source, weight in zip(sources, weights, strict=True)
+    )
 
 
 def label_files(paths: Sequence[Path]) -> dict[Path, str]:
     """What each file is called: its name, or its whole path where two have the same name."""
     names = Counter(path.name for path in set(paths))
     return {path: shown(path.name if names[path.name] == 1 else path) for path in paths}
-
-
-def _of_stage(recipe: Recipe, samples: Sequence[Sample]) -> list[Sample]:
-    """The samples that the stage takes."""
-    allowed: set[Kind] = set(STAGES[recipe.stage].kinds)
-    if recipe.stage == 2 and recipe.images_in_stage_2:
-        allowed |= {"image", "multi-image"}
-    return [sample for sample in samples if sample.kind in allowed]
-
-
-def _stage_faults(recipe: Recipe, source: DataSource, samples: Sequence[Sample]) -> list[Fault]:
-    """What the stage does not take, a fault for each kind."""
-    taken = {id(sample) for sample in _of_stage(recipe, samples)}
-    refused: dict[Kind, list[Sample]] = {}
-    for sample in samples:
-        if id(sample) not in taken:
-            refused.setdefault(sample.kind, []).append(sample)
-    faults: list[Fault] = []
-    for kind, found in refused.items():
-        name = "images_in_stage_2" if recipe.stage == 2 and kind != "text" else "kind_not_in_stage"
-        number = count(len(found), f"{kind} sample")
-        words = f"{number} in stage {recipe.stage}, such as {found[0].name}"
-        faults.append(Fault(name, shown(source.path.name), words))
-    return faults
-
-
-def _repeated(held: Sequence[Sample], trained: Sequence[Sample]) -> list[Fault]:
-    """Samples to measure with that are trained on too."""
-    known = {(sample.turns, sample.visuals): sample.name for sample in trained} if held else {}
-    return [
-        Fault("held_out_twice", sample.name, f"{known[sample.turns, sample.visuals]} is the same")
-        for sample in held
-        if (sample.turns, sample.visuals) in known
-    ]

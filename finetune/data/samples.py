@@ -77,12 +77,9 @@ FAULT_KINDS: dict[str, FaultKind] = {
     "outside_video": FaultKind("sample", "from lies inside the video", "repair from"),
     "too_long": FaultKind("sample", next_step="shorten it or raise max_tokens"),
     # What happens to a sample all the same.
-    "no_tag": FaultKind("note", "the video or image is put in front"),
-    "tag_moved": FaultKind("note", "it is put in front of the first question, as when asking"),
     "tag_of_other_kind": FaultKind("note", "the tag is taken for the file that is there"),
     "system_moved": FaultKind("note", "it is put in front of the first question"),
     "unanswered_question": FaultKind("note", "the last question is left out"),
-    "empty_question": FaultKind("note", "the answer is learned as a caption"),
     "answer_not_a_choice": FaultKind("note", "accuracy will count it as wrong"),
     "option_spelled_out": FaultKind("note", "a letter or number alone teaches nothing"),
     "unknown_field": FaultKind("note", "it is not used", "check the spelling"),
@@ -171,14 +168,15 @@ def count_lost(faults: Iterable[Fault]) -> int:
 
 
 class Refused(Exception):
-    """A sample that is left out; its reader catches it and reports the faults, one at least."""
+    """A part of an entry that cannot be read; the reader of the entry reports the fault."""
 
-    def __init__(self, *faults: Fault) -> None:
-        self.faults = faults
-        super().__init__(faults[0].message)
+    def __init__(self, fault: Fault) -> None:
+        self.fault = fault
+        super().__init__(fault.message)
 
 
 Kind = Literal["text", "image", "multi-image", "video"]
+VisualKind = Literal["video", "image"]
 KINDS: tuple[Kind, ...] = ("text", "image", "multi-image", "video")
 
 # An answer of at most so many words is compared as a whole when accuracy is measured.
@@ -195,7 +193,7 @@ class Visual:
     """
 
     path: Path
-    kind: Literal["video", "image"]
+    kind: VisualKind
     start_seconds: float = 0.0
     end_seconds: float | None = None
 
@@ -231,8 +229,21 @@ class Sample:
         return bool(self.choices) or len(self.turns[-1].answer.split()) <= _SHORT_WORDS
 
 
+@dataclass(frozen=True)
+class Entry:
+    """One conversation of a data file, in the keys of the formats ``jsonl`` and ``llava``.
+
+    Attributes:
+        where: its place, such as ``bees.jsonl:12``. fields: its keys and values.
+        labels: names of its choices, where the file has them; else letters from A on.
+    """
+
+    where: str
+    fields: dict[str, Any]
+    labels: tuple[str, ...] = ()
+
+
 _ADDRESS = re.compile(r"[a-z][a-z0-9+.-]*://|data:", re.IGNORECASE)
-_LONGEST_SHOWN = 200
 
 
 def kind_of(value: Any) -> str:
@@ -241,7 +252,7 @@ def kind_of(value: Any) -> str:
     return words.get(type(value), "nothing" if value is None else "a number")
 
 
-def shorten(text: str, longest: int = _LONGEST_SHOWN) -> str:
+def shorten(text: str, longest: int = 200) -> str:
     """Text from elsewhere on one line, without control characters, and not endless."""
     text = shown(text)
     return text if len(text) <= longest else text[: longest - 3] + "..."
@@ -256,9 +267,9 @@ class MediaFolder:
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
-        self._found: dict[str, Path | tuple[str, str]] = {}
+        self._found: dict[str, Path] = {}
 
-    def find(self, where: str, name: Any, kind: Literal["video", "image"]) -> Path:
+    def find(self, where: str, name: Any, kind: VisualKind) -> Path:
         """The file of a name, absolute and with links resolved.
 
         Args:
@@ -270,30 +281,30 @@ class MediaFolder:
         if not isinstance(name, str) or not name.strip() or "\0" in name:
             what = "an empty path" if isinstance(name, str) else kind_of(name)
             raise Refused(Fault("wrong_type", where, f"{kind} is {what}", f"{kind} is a path"))
-        if name not in self._found:
-            self._found[name] = self._look(name)
-        found = self._found[name]
-        if isinstance(found, tuple):
-            fault, words = found
-            fault = f"broken_{kind}" if fault == "empty" else fault
-            raise Refused(Fault(fault, where, f"{shorten(name)} {words}"))
-        return found
-
-    def _look(self, name: str) -> Path | tuple[str, str]:
-        """The file, or the fault and what is wrong with it in words."""
-        if _ADDRESS.match(name):
-            return "web_address", "is an address, and nothing is fetched"
+        if name in self._found:
+            return self._found[name]
+        fault = words = ""
+        path, status = self.root, None
         try:
             path = Path(os.path.realpath(self.root / name))
-            if not path.is_relative_to(self.root):
-                return "outside_folder", f"lies outside {shown(self.root)}"
-            status = path.stat()
+            if path.is_relative_to(self.root):
+                status = path.stat()
         except (FileNotFoundError, NotADirectoryError):
-            return "missing_file", f"is not in {shown(self.root)}"
+            fault, words = "missing_file", f"is not in {shown(self.root)}"
         except (OSError, ValueError) as error:
-            return "missing_file", f"cannot be looked at ({error.args[-1]})"
-        if not stat.S_ISREG(status.st_mode):
-            words = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
-            what = words.get(stat.S_IFMT(status.st_mode), "a device or socket")
-            return "not_a_file", f"is {what}"
-        return path if status.st_size else ("empty", "is empty (0 bytes); copy it again")
+            fault, words = "missing_file", f"cannot be looked at ({error.args[-1]})"
+        if _ADDRESS.match(name):
+            fault, words = "web_address", "is an address, and nothing is fetched"
+        elif status is None:
+            fault = fault or "outside_folder"
+            words = words or f"lies outside {shown(self.root)}"
+        elif not stat.S_ISREG(status.st_mode):
+            kinds = {stat.S_IFDIR: "a folder", stat.S_IFIFO: "a named pipe"}
+            what = kinds.get(stat.S_IFMT(status.st_mode), "a device or socket")
+            fault, words = "not_a_file", f"is {what}"
+        elif not status.st_size:
+            fault, words = f"broken_{kind}", "is empty (0 bytes); copy it again"
+        if fault:
+            raise Refused(Fault(fault, where, f"{shorten(name)} {words}"))
+        self._found[name] = path
+        return path

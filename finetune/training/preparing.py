@@ -156,7 +156,7 @@ def _take(lock: FileLock, output: Path) -> None:
 def survey(
     recipe: Recipe, data: Dataset, model: FoundModel, team: Accelerator, on_progress: Progress
 ) -> Survey:
-    """Look at all files, measure all samples, and settle which are held out."""
+    """Look at all files and measure all samples."""
     found: list[Any] = [None]
     with together(team):
         if team.is_main_process:
@@ -167,7 +167,7 @@ def survey(
         # What can be read decides the order of all samples, so that one process finds it out.
         broadcast_object_list(found)
     tokens, faults, stamp = found[0]
-    return Survey(data.settle(tokens), model, tokens, faults, stamp)
+    return Survey(data, model, tokens, faults, stamp)
 
 
 def _look(
@@ -240,12 +240,12 @@ def prepare(
             for sample in samples if is_turn else ():
                 if sample.name not in tokens:
                     quarantine.exclude(sample, broken[sample.name].message)
-    tell_faults((*data.faults, *found.faults), say)
-    for fault in data.faults:
+    readable = data.without_broken(tokens)
+    tell_faults((*readable.faults, *found.faults), say)
+    for fault in readable.faults:
         if fault.kind == "nothing_held_out":
             say(fault.message)
     _check_enough(recipe, samples, quarantine)
-    readable = data.without_broken(tokens)
     with together(team):
         base = load_base(recipe, found.model, on_progress=on_progress)
         trained = prepare_network(base.network, recipe)

@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from apollo_cli import cli
-from apollo_cli.finetune.data.readers import load_samples
+from apollo_cli.finetune.data.formats import load_samples
 from apollo_cli.finetune.data.samples import Fault, Sample, Visual
 from apollo_cli.finetune.recipe import DataSource
 from tests.cases import FOLDER as MEDIA

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from apollo_cli.errors import DataError
-from apollo_cli.finetune.data.dataset import Mixture, resolve_shares
+from apollo_cli.finetune.data.dataset import Mixture
 from apollo_cli.finetune.data.samples import Sample, Visual
 from apollo_cli.model.prompt import Turn
 
@@ -89,11 +89,6 @@ def test_shares_of_kinds_follow_the_sources() -> None:
         "multi-image": 0.2,
         "video": 0.4,
     }
-
-
-def test_without_shares_the_counts_decide() -> None:
-    assert resolve_shares([30, 10], [None, None]) == [0.75, 0.25]
-    assert resolve_shares([30, 10], [0.12, 0.88]) == [0.12, 0.88]
 
 
 @pytest.mark.parametrize("sources", [[], [([], 1.0)], [(A, 0.0)]])
