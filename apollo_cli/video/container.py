@@ -115,11 +115,7 @@ def resolve_file(path: str | Path) -> Path:
         if local := local_path(str(path)):
             return resolve_file(local)
         if "://" in str(path):
-            raise MediaError(
-                f"{name} is a web address",
-                "only local files are read",
-                "fetch the video first, then give its path",
-            ) from None
+            raise MediaError(f"{name} is a web address", "only local files are read") from None
         raise MediaError(f"{name}: no such file", next_step="check the path") from None
     except PermissionError:
         raise MediaError(f"{name}: permission denied") from None
@@ -133,11 +129,7 @@ def resolve_file(path: str | Path) -> Path:
             "as the pictures of one video",
         )
     if not stat.S_ISREG(status.st_mode):
-        raise MediaError(
-            f"{name} is a pipe, device or socket",
-            "a plain file is needed",
-            "save the video to a file first",
-        )
+        raise MediaError(f"{name} is a pipe, device or socket", "a plain file is needed")
     if status.st_size == 0:
         raise MediaError(f"{name} is empty (0 bytes)", next_step="copy or download it again")
     return absolute

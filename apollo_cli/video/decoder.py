@@ -20,7 +20,7 @@ from apollo_cli.video.packets import read_packets
 Numbered = tuple[int, av.VideoFrame]
 
 # The first decoders also complain of sound pictures, where one that they refer to was left out.
-_TELLS_OF_OTHERS = ("h264", "hevc", "vvc")
+_COMPLAINS_OF_REFERENCES = ("h264", "hevc", "vvc")
 _OWN_DAMAGE = re.compile(r"decoding MB|concealing|MD5|CRC|checksum|mismatch")
 _ANY_DAMAGE = re.compile(r"^(?!.*MVs not available)", re.DOTALL)
 
@@ -38,7 +38,7 @@ class Decoder:
     Attributes:
         number: of the packet that ``read`` returns next.
         context: FFmpeg's decoder.
-        is_broken: the decoder has refused the last packet, or told that its data is damaged.
+        is_broken: the decoder has refused the last packet, or reported that its data is damaged.
     """
 
     def __init__(self, path: Path, stream_index: int) -> None:
@@ -55,8 +55,8 @@ class Decoder:
         self.context.thread_count = 1
         # Some files hold checksums of their pictures.
         self.context.options = {"err_detect": "crccheck"}
-        tells_of_others = self.context.name in _TELLS_OF_OTHERS
-        self._tells_damage = _OWN_DAMAGE if tells_of_others else _ANY_DAMAGE
+        complains = self.context.name in _COMPLAINS_OF_REFERENCES
+        self._damage_pattern = _OWN_DAMAGE if complains else _ANY_DAMAGE
         self._packets = read_packets(self._container, stream)
         self._header: PacketSideData | None = None
         self.number = 0
@@ -125,9 +125,9 @@ class Decoder:
         av.logging.set_skip_repeated(False)
         av.logging.set_level(av.logging.ERROR)
         try:
-            with av.logging.Capture() as heard:
+            with av.logging.Capture() as messages:
                 frames = _numbered(self.context.decode(packet))
-            self.is_broken = any(self._tells_damage.search(text) for _, _, text in heard)
+            self.is_broken = any(self._damage_pattern.search(text) for _, _, text in messages)
         except FFmpegError:
             self.is_broken, frames = True, []
         finally:

@@ -208,31 +208,28 @@ class GuardedReader:
         Raises:
             MediaError: the child has crashed, hangs, or has used up its time.
         """
+        next_step = "convert the file, or try another decoder"
         try:
             yield
-        except (BrokenPipeError, EOFError, TimeoutError) as error:
-            failure = self._describe(error, child, path)
-            self.close()
-            raise failure from None
-        except BaseException:
-            self.close()
-            raise
-
-    def _describe(self, error: Exception, child: subprocess.Popen[bytes], path: Path) -> MediaError:
-        next_step = "convert the file, or try another decoder"
-        if isinstance(error, TimeoutError):
+            return
+        except TimeoutError:
             what = f"decoding made no progress for {self.stall_seconds:g} s"
             if time.monotonic() >= self._deadline:
                 what = f"reading took longer than {self._limit_seconds:g} s"
-        elif -(code := child.wait()) in (signal.SIGKILL, signal.SIGTERM):
-            what = f"the decoder's process was ended from outside (signal {-code})"
-            next_step = "close other programs, if memory has run out, then try again"
-        else:
+        except (BrokenPipeError, EOFError):
+            code = child.wait()
             self._complaints.seek(0)
             last = self._complaints.read().decode(errors="replace").strip().splitlines()[-1:]
             how = f"signal {-code}" if code < 0 else f"exit code {code}"
             what = f"the decoder crashed ({', '.join([how, *last])})"
-        return MediaError(f"{shown(path)}: {what}", next_step=next_step)
+            if -code in (signal.SIGKILL, signal.SIGTERM):
+                what = f"the decoder's process was ended from outside ({how})"
+                next_step = "close other programs, if memory has run out, then try again"
+        except BaseException:
+            self.close()
+            raise
+        self.close()
+        raise MediaError(f"{shown(path)}: {what}", next_step=next_step)
 
 
 def child_environment() -> dict[str, str]:

@@ -51,7 +51,7 @@ class Timeline:
         return next_key(self.keys, number, len(self.pts))
 
     def leading(self, key: int) -> np.ndarray:
-        """Packets behind a key packet whose pictures are shown before it: see there."""
+        """Packets behind a key packet whose pictures are shown before that of the key packet."""
         return leading_packets(self.pts, self.keys, key)
 
 

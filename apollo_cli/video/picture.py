@@ -86,7 +86,7 @@ def is_hdr(frame: av.VideoFrame) -> bool:
 def _tone_map(frame: av.VideoFrame, width: int, height: int) -> np.ndarray:
     """Convert an HDR picture to (height, width, 3) uint8, a few rows at a time."""
     deep = np.asarray(frame.reformat(width, height, "rgb48le").to_ndarray(), dtype=np.uint16)
-    light, encode = _light_table(int(frame.color_trc)), _display_table()
+    light, encode = _brightness_tables(int(frame.color_trc))
     is_wide = int(frame.color_primaries) == _BT2020
     peak = _PEAK_NITS / _WHITE_NITS
     out = np.empty((height, width, 3), dtype=np.uint8)
@@ -104,8 +104,9 @@ def _tone_map(frame: av.VideoFrame, width: int, height: int) -> np.ndarray:
 
 
 @cache
-def _light_table(transfer: int) -> np.ndarray:
-    """Linear light, 1 at diffuse white, for each 16-bit code (ITU-R BT.2100)."""
+def _brightness_tables(transfer: int) -> tuple[np.ndarray, np.ndarray]:
+    """Linear light, 1 at diffuse white, for each 16-bit code (ITU-R BT.2100); and sRGB codes for
+    4096 steps of linear light."""
     code = np.arange(65536, dtype=np.float64) / 65535
     if transfer == _PQ:
         root = code ** (1 / 78.84375)
@@ -115,12 +116,7 @@ def _light_table(transfer: int) -> np.ndarray:
         a, b, c = 0.17883277, 0.28466892, 0.55991073
         scene = np.where(code <= 0.5, code**2 / 3, (np.exp((code - c) / a) + b) / 12)
         nits = _PEAK_NITS * scene**1.2
-    return (np.minimum(nits, _PEAK_NITS) / _WHITE_NITS).astype(np.float32)
-
-
-@cache
-def _display_table() -> np.ndarray:
-    """sRGB code for each of 4096 steps of linear light."""
     light = np.arange(4096) / 4095
-    code = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
-    return np.round(code * 255).astype(np.uint8)
+    srgb = np.where(light <= 0.0031308, 12.92 * light, 1.055 * light ** (1 / 2.4) - 0.055)
+    linear = (np.minimum(nits, _PEAK_NITS) / _WHITE_NITS).astype(np.float32)
+    return linear, np.round(srgb * 255).astype(np.uint8)

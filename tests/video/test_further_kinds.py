@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import resource
-import sys
 import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
@@ -281,20 +279,3 @@ def test_fast_reading_gives_true_key_pictures_and_says_their_times():
         mark = read_marker(frame.rgb)
         assert mark is not None
         assert mark.number == np.rint(frame.seconds * 24)
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="counts in the units of Linux")
-def test_thousands_of_openings_leak_neither_handles_nor_memory():
-    info = probe(FOLDER / "cfr10_target.mp4")
-
-    def open_often(count: int) -> None:
-        for _ in range(count):
-            next(iter(read_frames(info, [0.3])))
-
-    open_often(50)
-    handles = len(list(Path("/proc/self/fd").iterdir()))
-    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    open_often(400)
-    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
-    assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
-    assert after - before < 8 * 1024

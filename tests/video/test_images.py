@@ -22,7 +22,6 @@ from tests.video.made import numbers, read_marks
 
 MARKED = [Image.fromarray(draw_marker(number, 0, 160, 90)) for number in range(12)]
 RAMP = np.tile(np.linspace(0, 1, 256), (8, 1))
-COLOURS = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 TWO_A_SECOND = ReadingOptions(image_fps=2)
 
 
