@@ -31,7 +31,7 @@ from apollo_cli.video.picture import over_black
 
 # What Pillow raises on broken files, depending on where the parsing stops.
 _DAMAGE = (
-    *(OSError, ValueError, LookupError, EOFError, SyntaxError, OverflowError, TypeError),
+    *(OSError, ValueError, LookupError, EOFError, SyntaxError, OverflowError),
     *(struct.error, Image.DecompressionBombError),
 )
 
@@ -91,6 +91,8 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
                 image.load()
                 length = float(image.info.get("duration") or 0)
                 milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
+            if _is_damaged(path, kind):
+                faults.append("damaged: parts of pictures may be wrong")
         faults += [" ".join(str(remark.message).split()) for remark in remarks]
     if path.suffix.lower() in _VIDEO_SUFFIXES:
         faults.append(f"an image ({kind.lower()}) under the name of a video")
@@ -203,7 +205,7 @@ def _orientation(image: Image.Image) -> int:
     """As EXIF numbers it, 1 is upright; 1, too, where it cannot be read."""
     try:
         return image.getexif().get(_ORIENTATION, 1)
-    except _DAMAGE:
+    except (*_DAMAGE, TypeError):
         return 1
 
 

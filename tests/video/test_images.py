@@ -57,6 +57,12 @@ def test_the_default_picture_of_an_apng_is_no_part_of_the_animation():
     assert numbers(info) == list(range(12))
 
 
+def test_a_flipped_bit_of_an_animation_is_told(tmp_path: Path):
+    path = tmp_path / "moving.png"
+    MARKED[0].save(path, save_all=True, append_images=MARKED[1:], duration=100)
+    assert any("damaged" in fault for fault in probe(flip_checksum(path)).warnings)
+
+
 @pytest.mark.parametrize("suffix", ["gif", "png"])
 def test_a_cut_animation_is_one_line_or_ends_early(tmp_path: Path, suffix: str):
     path = tmp_path / f"cut.{suffix}"
