@@ -11,10 +11,9 @@ from apollo_cli.errors import DataError, DeviceError, WeightsError
 from apollo_cli.finetune.data.dataset import Dataset, load_dataset
 from apollo_cli.finetune.data.samples import KINDS, Fault, Kind, Sample
 from apollo_cli.finetune.data.survey import (
-    Ruler,
+    Files,
+    file_faults,
     infos_of,
-    list_file_faults,
-    list_length_faults,
     measure_samples,
     probe_files,
 )
@@ -32,7 +31,6 @@ from apollo_cli.hardware import HardwareChoice
 from apollo_cli.planner import Planner, assumed_planner, load_planner
 from apollo_cli.text import count
 from apollo_cli.video.container import shown
-from apollo_cli.video.info import VideoInfo
 from apollo_cli.watcher import Progress, no_progress
 from apollo_cli.weights.adapter import base_identity, check_base, resolve_chain
 from apollo_cli.weights.checkpoint import Checkpoint, read_checkpoint
@@ -99,16 +97,16 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
         model = _find_model(recipe)
     except WeightsError as error:
         unknown = Fault("unknown_model", shown(recipe.path.name), error.message)
-        broken = [fault for sample in samples for fault in list_file_faults(sample, files)]
+        broken = [fault for sample in samples for fault in file_faults(sample, files)]
         return _report(recipe, dataset, [*dataset.faults, *broken, unknown, *machine])
-    ruler = Ruler(model.planner, recipe.sampling, recipe.max_tokens)
-    lengths, found = measure_samples(samples, files, ruler, on_progress)
-    found += list_length_faults(found, len(samples), recipe)
-    measured = {
-        sample.name: length
-        for sample, length in zip(samples, lengths, strict=True)
-        if length is not None
-    }
+    measured, found = measure_samples(
+        samples,
+        files,
+        planner=model.planner,
+        sampling=recipe.sampling,
+        max_tokens=recipe.max_tokens,
+        on_progress=on_progress,
+    )
     dataset = dataset.without_broken(measured)
     faults = [*dataset.faults, *found, *machine, *_start_faults(recipe, model.checkpoint)]
     if not dataset.sources and not any(fault.cost == "run" for fault in faults):
@@ -130,7 +128,9 @@ def check_recipe(recipe: Recipe, on_progress: Progress = no_progress) -> CheckRe
             list_lacking(recipe, model.planner.config, report.steps, model.checkpoint is not None)
         ),
         assumed=model.assumed,
-        previews=_previews(dataset.samples, files, ruler) if model.checkpoint else (),
+        previews=_previews(dataset.samples, files, model.planner, recipe)
+        if model.checkpoint
+        else (),
     )
 
 
@@ -236,13 +236,11 @@ def _text_share(recipe: Recipe, dataset: Dataset) -> list[Fault]:
 
 
 def _previews(
-    samples: Sequence[Sample], files: dict[Path, VideoInfo | str], ruler: Ruler
+    samples: Sequence[Sample], files: Files, planner: Planner, recipe: Recipe
 ) -> tuple[Preview, ...]:
     """The first sample of each kind."""
     first: dict[Kind, Sample] = {}
     for sample in samples:
         first.setdefault(sample.kind, sample)
-    found: list[Preview] = []
-    for sample in list(first.values())[:_PREVIEWS]:
-        found.append(build_preview(sample, infos_of(sample, files), ruler))
-    return tuple(found)
+    shown_samples = list(first.values())[:_PREVIEWS]
+    return tuple(build_preview(s, infos_of(s, files), planner, recipe) for s in shown_samples)

@@ -11,10 +11,11 @@ import numpy as np
 
 from apollo_cli.errors import DataError
 from apollo_cli.finetune.data.samples import Cost, Fault, Kind, Sample, count_lost
-from apollo_cli.finetune.data.survey import Length, Ruler
+from apollo_cli.finetune.data.survey import Length
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.training.examples import IGNORED, plan_sample, spell_turns
 from apollo_cli.model.prompt import VISUAL_ID
+from apollo_cli.planner import Planner
 from apollo_cli.text import count, percent
 from apollo_cli.video.container import shown
 from apollo_cli.video.info import VideoInfo
@@ -38,7 +39,9 @@ class Preview:
     pieces: tuple[Piece, ...]
 
 
-def build_preview(sample: Sample, infos: Sequence[VideoInfo], ruler: Ruler) -> Preview:
+def build_preview(
+    sample: Sample, infos: Sequence[VideoInfo], planner: Planner, recipe: Recipe
+) -> Preview:
     """Spell out a sample from its real ids and labels; nothing is decoded.
 
     Args:
@@ -47,8 +50,7 @@ def build_preview(sample: Sample, infos: Sequence[VideoInfo], ruler: Ruler) -> P
     Raises:
         FitError: it is too long.
     """
-    planner = ruler.planner
-    planned = plan_sample(planner, sample, infos, ruler.sampling, ruler.max_tokens)
+    planned = plan_sample(planner, sample, infos, recipe.sampling, recipe.max_tokens)
     parts = [planner.part(file) for file in planned.files]
     prefix = planner.prompts.prefix_ids(parts) if parts else []
     ids, labels = spell_turns(planner.prompts, sample.turns, bool(parts))

@@ -133,7 +133,6 @@ class Fault:
         where: the file, line or entry, such as ``bees.jsonl:12``.
         received: what was found there, without ``where``.
         allowed, next_step: where the kind's own words are not exact enough.
-        needed_tokens: of a sample that is too long for max_tokens, with one clip of each video.
     """
 
     kind: str
@@ -141,7 +140,6 @@ class Fault:
     received: str
     allowed: str = ""
     next_step: str = ""
-    needed_tokens: int = 0
 
     @property
     def cost(self) -> Cost:

@@ -18,7 +18,7 @@ from apollo_cli.errors import DataError
 from apollo_cli.finetune.adapters import EXTRA, Trained, load_base, prepare_network
 from apollo_cli.finetune.data.dataset import Dataset, Mixture, label_files
 from apollo_cli.finetune.data.samples import Fault, Sample, count_lost
-from apollo_cli.finetune.data.survey import Ruler, list_length_faults, measure_samples, probe_files
+from apollo_cli.finetune.data.survey import measure_samples, probe_files
 from apollo_cli.finetune.needs import choose_hardware
 from apollo_cli.finetune.recipe import Recipe
 from apollo_cli.finetune.training.checkpoints import FEATURES_NAME, clear_torn
@@ -175,10 +175,15 @@ def _look(
 ) -> tuple[dict[str, int], tuple[Fault, ...], str]:
     samples = [*data.samples, *data.held_out]
     files = probe_files(samples, readers=recipe.readers, on_progress=on_progress)
-    ruler = Ruler(planner, recipe.sampling, recipe.max_tokens)
-    lengths, faults = measure_samples(samples, files, ruler, on_progress)
-    faults += list_length_faults(faults, len(samples), recipe)
-    tokens = {s.name: n.tokens for s, n in zip(samples, lengths, strict=True) if n is not None}
+    lengths, faults = measure_samples(
+        samples,
+        files,
+        planner=planner,
+        sampling=recipe.sampling,
+        max_tokens=recipe.max_tokens,
+        on_progress=on_progress,
+    )
+    tokens = {name: length.tokens for name, length in lengths.items()}
     stamps = [(path.name, stamp_of(path)) for path in files]
     return tokens, tuple(faults), _join(sorted(stamps, key=str))
 

@@ -37,9 +37,7 @@ def test_max_tokens_that_is_too_small_is_told_as_that_with_the_number_needed(
             run_recipe(replace(load_recipe(path), max_tokens=most), say=silent)
         assert f"max_tokens = {most} " in caught.value.message
         assert ".mp4" not in caught.value.message
-        number = int(caught.value.message.partition("set max_tokens = ")[2].split()[0])
-        assert f" need {number} tokens" in caught.value.message
-        return number
+        return int(caught.value.message.partition("set max_tokens = ")[2].split()[0])
 
     enough = needed(32)
     assert needed(enough - 1) == enough

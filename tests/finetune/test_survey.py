@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+from dataclasses import replace
 from pathlib import Path
 from shutil import copy
 
@@ -10,7 +11,7 @@ import pytest
 
 from apollo_cli.config import SamplingOptions
 from apollo_cli.finetune.data.samples import Fault, Sample, Visual
-from apollo_cli.finetune.data.survey import Length, Ruler, measure_samples, probe_files
+from apollo_cli.finetune.data.survey import Length, measure_samples, probe_files
 from apollo_cli.finetune.training.examples import ExampleBuilder
 from apollo_cli.model.prompt import Turn
 from apollo_cli.planner import Planner, load_planner
@@ -38,9 +39,12 @@ def video(path: Path = CLIP, start: float = 0.0, end: float | None = None) -> Vi
 def survey(
     planner: Planner, *samples: Sample, max_tokens: int | None = None
 ) -> tuple[list[Length | None], list[Fault]]:
-    ruler = Ruler(planner, SamplingOptions(), max_tokens)
-    lengths, faults = measure_samples(samples, probe_files(samples), ruler)
-    return lengths, [fault for fault in faults if fault.kind != "odd_file"]
+    named = [replace(one, name=f"d.jsonl:{n}") for n, one in enumerate(samples, start=1)]
+    files = probe_files(named)
+    lengths, faults = measure_samples(named, files, planner, SamplingOptions(), max_tokens)
+    return [lengths.get(one.name) for one in named], [
+        fault for fault in faults if fault.kind != "odd_file"
+    ]
 
 
 def test_lengths_are_those_of_the_examples(planner: Planner) -> None:
