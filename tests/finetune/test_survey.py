@@ -41,10 +41,11 @@ def survey(
 ) -> tuple[list[Length | None], list[Fault]]:
     named = [replace(one, name=f"d.jsonl:{n}") for n, one in enumerate(samples, start=1)]
     files = probe_files(named)
-    lengths, faults = measure_samples(named, files, planner, SamplingOptions(), max_tokens)
-    return [lengths.get(one.name) for one in named], [
-        fault for fault in faults if fault.kind != "odd_file"
-    ]
+    lengths, faults = measure_samples(
+        named, files, planner=planner, sampling=SamplingOptions(), max_tokens=max_tokens
+    )
+    faults = [fault for fault in faults if fault.kind != "odd_file"]
+    return [lengths.get(one.name) for one in named], faults
 
 
 def test_lengths_are_those_of_the_examples(planner: Planner) -> None:
