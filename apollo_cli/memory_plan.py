@@ -19,7 +19,6 @@ from apollo_cli.model.sizes import (
     LlmSizes,
     clip_bytes,
     connector_values,
-    encoder_values,
     llm_sizes,
     prefill_bytes,
     quantised_workspace,
@@ -150,7 +149,8 @@ class Run:
 def weights_bytes(run: Run, quant: QuantKind | None) -> int:
     """Memory of all weights on the device."""
     llm = run.llm
-    values = sum(map(encoder_values, run.config.encoders)) + connector_values(run.config.connector)
+    values = sum(encoder.shape.values for encoder in run.config.encoders)
+    values += connector_values(run.config.connector)
     return (values + llm.other_values) * run.value_bytes + llm.layers * sum(
         quantised_bytes(quant, rows, columns)
         if quant is not None and fits_quantisation(quant, columns)

@@ -15,8 +15,9 @@ from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,
     EncoderConfig,
-    InternVideo2Config,
+    InternVideo2Shape,
     NetworkConfig,
+    SiglipShape,
     common_grid,
 )
 from apollo_cli.video.transforms import PixelSpec
@@ -50,8 +51,7 @@ class Shape:
 
 def network(shape: Shape) -> NetworkConfig:
     """The network of a shape."""
-    side = shape.image_side // 14
-    video = InternVideo2Config(
+    video = InternVideo2Shape(
         width=shape.video_width,
         heads=4,
         mlp_width=4 * shape.video_width,
@@ -60,30 +60,23 @@ def network(shape: Shape) -> NetworkConfig:
         patch_size=14,
         frames=4,
     )
-    image = {
-        "hidden_size": shape.image_width,
-        "intermediate_size": 4 * shape.image_width,
-        "num_hidden_layers": shape.image_depth,
-        "num_attention_heads": 4,
-        "image_size": shape.image_side,
-        "patch_size": 14,
-    }
+    image = SiglipShape(
+        width=shape.image_width,
+        heads=4,
+        mlp_width=4 * shape.image_width,
+        depth=shape.image_depth,
+        image_size=shape.image_side,
+        patch_size=14,
+    )
+    side = shape.image_side
     encoders = (
         EncoderConfig(
             "internvideo2",
-            "internvideo2",
-            shape.video_width,
-            video.grid,
-            PixelSpec("internvideo2", shape.image_side, "bilinear", (123, 116, 103), MEAN, STD),
-            internvideo2=video,
+            video,
+            PixelSpec("internvideo2", side, "bilinear", (123, 116, 103), MEAN, STD),
         ),
         EncoderConfig(
-            "siglip",
-            "siglip",
-            shape.image_width,
-            (1, side, side),
-            PixelSpec("siglip", shape.image_side, "bicubic", (127, 127, 127), GREY, GREY),
-            siglip=(image, shape.image_depth),
+            "siglip", image, PixelSpec("siglip", side, "bicubic", (127, 127, 127), GREY, GREY)
         ),
     )
     connector = ConnectorConfig(
@@ -172,10 +165,7 @@ def _write(
 
 
 def _configs(config: NetworkConfig) -> dict[str, dict[str, Any]]:
-    video = next(e for e in config.encoders if e.internvideo2 is not None)
-    image = next(e for e in config.encoders if e.siglip is not None)
-    assert video.internvideo2 is not None
-    assert image.siglip is not None
+    video, image = config.encoders
     return {
         "": {"clip_duration": 2, "model_max_length": 32768, "mm_vision_select_layer": -1},
         "llm": config.llm,
@@ -187,8 +177,15 @@ def _configs(config: NetworkConfig) -> dict[str, dict[str, Any]]:
         },
         "vision_tower": {"vision_towers": [video.name, image.name]},
         f"vision_tower/{video.name}": {
-            "num_heads": video.internvideo2.heads,
-            "img_size": video.internvideo2.image_size,
+            "num_heads": video.shape.heads,
+            "img_size": video.shape.image_size,
         },
-        f"vision_tower/{image.name}": image.siglip[0],
+        f"vision_tower/{image.name}": {
+            "hidden_size": image.shape.width,
+            "intermediate_size": image.shape.mlp_width,
+            "num_hidden_layers": image.shape.depth,
+            "num_attention_heads": image.shape.heads,
+            "image_size": image.shape.image_size,
+            "patch_size": image.shape.patch_size,
+        },
     }

@@ -21,9 +21,7 @@ from apollo_cli.model.config import EncoderConfig, NetworkConfig
 from apollo_cli.model.sizes import (
     clip_bytes,
     connector_values,
-    encoder_values,
     quantised_workspace,
-    siglip_hidden,
 )
 from apollo_cli.weights.checkpoint import QuantKind
 
@@ -136,24 +134,14 @@ class Training:
             return self.run.llm.values
         if part == "connector":
             return connector_values(self.config.connector)
-        return sum(map(encoder_values, self.config.encoders))
+        return sum(encoder.shape.values for encoder in self.config.encoders)
 
     def _factor_values(self, part: Part) -> int:
         llm = self.run.llm
         sides = llm.layers * sum(rows + columns for rows, columns in llm.layer_linears)
         if part == "encoders":
-            sides = sum(map(_encoder_sides, self.config.encoders))
+            sides = sum(encoder.shape.linear_sides for encoder in self.config.encoders)
         return sides * self.recipe.lora_rank
-
-
-def _encoder_sides(encoder: EncoderConfig) -> int:
-    """Inputs and outputs of all linear layers of an encoder."""
-    width = encoder.width
-    if encoder.internvideo2 is not None:
-        shape = encoder.internvideo2
-        return shape.depth * (4 * width + 2 * width + 2 * (width + shape.mlp_width))
-    assert encoder.siglip is not None
-    return encoder.siglip[1] * (4 * 2 * width + 2 * (width + siglip_hidden(encoder)))
 
 
 def estimate_training(training: Training, sample: SampleSize) -> TrainingEstimate:
@@ -270,15 +258,11 @@ def _encoder_bytes(encoder: EncoderConfig, config: NetworkConfig, size: int) -> 
     """Activations of one clip in an encoder, kept for its backward pass."""
     time, rows, columns = encoder.grid
     tokens, width = time * rows * columns, encoder.width
-    if encoder.internvideo2 is not None:
-        depth, hidden = encoder.internvideo2.depth, encoder.internvideo2.mlp_width
-    else:
-        assert encoder.siglip is not None
-        depth, hidden = encoder.siglip[1], siglip_hidden(encoder)
+    if encoder.shape.per_frame:
         tokens *= _pictures(config)
     # Norms in float32; inputs, queries, keys, values and results; both sides of the curve.
-    layer = tokens * (4 * width * FLOAT32 + size * (8 * width + 3 * hidden))
-    return depth * layer
+    layer = tokens * (4 * width * FLOAT32 + size * (8 * width + 3 * encoder.shape.mlp_width))
+    return encoder.shape.depth * layer
 
 
 def _pictures(config: NetworkConfig) -> int:

@@ -16,8 +16,9 @@ from torch import nn
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import (
     ConnectorConfig,
-    InternVideo2Config,
+    InternVideo2Shape,
     NetworkConfig,
+    SiglipShape,
 )
 from apollo_cli.model.encoders import InternVideo2
 from apollo_cli.weights.encoders import internvideo2_encoder, siglip_encoder
@@ -70,14 +71,20 @@ def internvideo2_config() -> dict[str, Any]:
     }
 
 
+_SHAPE: dict[str, Any] = {
+    "width": VISION_WIDTH,
+    "heads": VISION_HEADS,
+    "mlp_width": VISION_MLP,
+    "depth": VISION_LAYERS,
+    "image_size": IMAGE_SIZE,
+    "patch_size": PATCH,
+}
 ENCODERS = (
     internvideo2_encoder(
         VIDEO_NAME,
-        InternVideo2Config(
-            VISION_WIDTH, VISION_HEADS, VISION_MLP, VISION_LAYERS, IMAGE_SIZE, PATCH, FRAMES, FRAMES
-        ),
+        InternVideo2Shape(**_SHAPE, frames=FRAMES, tubelet=FRAMES),
     ),
-    siglip_encoder(IMAGE_NAME, siglip_config(), VISION_LAYERS),
+    siglip_encoder(IMAGE_NAME, SiglipShape(**_SHAPE)),
 )
 PIXELS = tuple(encoder.pixels for encoder in ENCODERS)
 

@@ -23,7 +23,7 @@ from apollo_cli.memory_plan import (
 )
 from apollo_cli.model.apollo import ApolloModel
 from apollo_cli.model.config import NetworkConfig
-from apollo_cli.model.sizes import connector_values, encoder_values, llm_sizes
+from apollo_cli.model.sizes import connector_values, llm_sizes
 from apollo_cli.weights.checkpoint import (
     KINDS,
     QuantKind,
@@ -82,7 +82,7 @@ def check_values(config: NetworkConfig) -> None:
     def held(part) -> int:
         return sum(p.numel() for p in part.parameters())
 
-    assert [encoder_values(e) for e in config.encoders] == list(map(held, network.encoders))
+    assert [e.shape.values for e in config.encoders] == list(map(held, network.encoders))
     assert connector_values(config.connector) == held(network.connector)
     assert llm_sizes(config.llm).values == held(network.llm)
 

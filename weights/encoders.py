@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from apollo_cli.model.config import EncoderConfig, InternVideo2Config
+from apollo_cli.model.config import EncoderConfig, InternVideo2Shape, SiglipShape
 from apollo_cli.values import Check, Values, flag, list_of, nothing_or, number, one_of, whole
 from apollo_cli.video.transforms import PixelSpec
 from apollo_cli.weights.checkpoint import Checkpoint, TensorInfo, encoder_part
@@ -28,31 +28,20 @@ _SIGLIP = {
 Tensors = dict[str, TensorInfo]
 
 
-def internvideo2_encoder(name: str, shape: InternVideo2Config) -> EncoderConfig:
+def internvideo2_encoder(name: str, shape: InternVideo2Shape) -> EncoderConfig:
     """An InternVideo2 encoder of a shape; its pixels are made as the original code makes them."""
     pixels = _pixels(name, shape.image_size, "bilinear", IMAGENET_MEAN, IMAGENET_STD)
-    return EncoderConfig(name, "internvideo2", shape.width, shape.grid, pixels, internvideo2=shape)
+    return EncoderConfig(name, shape, pixels)
 
 
 def siglip_encoder(
     name: str,
-    config: dict[str, Any],
-    depth: int,
+    shape: SiglipShape,
     mean: tuple[float, ...] = HALF,
     std: tuple[float, ...] = HALF,
 ) -> EncoderConfig:
-    """A SigLIP encoder.
-
-    Args:
-        config: as ``transformers`` takes it. depth: layers to run.
-        mean, std: of red, green and blue.
-    """
-    side = config["image_size"] // config["patch_size"]
-    pixels = _pixels(name, config["image_size"], "bicubic", mean, std)
-    grid = (1, side, side)
-    return EncoderConfig(
-        name, "siglip", config["hidden_size"], grid, pixels, siglip=(config, depth)
-    )
+    """A SigLIP encoder of a shape; mean and std are of red, green and blue."""
+    return EncoderConfig(name, shape, _pixels(name, shape.image_size, "bicubic", mean, std))
 
 
 def _pixels(
@@ -185,7 +174,7 @@ class EncoderReader:
             "Normalize": {"mean": _exactly(IMAGENET_MEAN), "std": _exactly(IMAGENET_STD)},
         }.items():
             pixels.inside(part).read(checks)
-        shape = InternVideo2Config(
+        shape = InternVideo2Shape(
             width=width,
             heads=heads,
             mlp_width=mlp_width,
@@ -217,15 +206,17 @@ class EncoderReader:
             told = f"is {size}: {side} x {side} patches, and the tensors have {positions}"
             config.refuse("image_size", told)
         _check_heads(config, "num_attention_heads", heads, width)
-        ours = {
-            **sizes,
-            "image_size": size,
-            "num_attention_heads": heads,
-            "hidden_act": config.get("hidden_act", one_of(*_ACTIVATIONS), _ACTIVATIONS[0]),
-            "layer_norm_eps": config.get("layer_norm_eps", number(0, 1, above=True), 1e-6),
-        }
-        depth = self._depth(
-            config, "num_hidden_layers", declared, count_layers(tensors, _SIGLIP_LAYERS)
+        shape = SiglipShape(
+            width=width,
+            heads=heads,
+            mlp_width=mlp_width,
+            depth=self._depth(
+                config, "num_hidden_layers", declared, count_layers(tensors, _SIGLIP_LAYERS)
+            ),
+            image_size=size,
+            patch_size=patch,
+            hidden_act=config.get("hidden_act", one_of(*_ACTIVATIONS), _ACTIVATIONS[0]),
+            layer_norm_eps=config.get("layer_norm_eps", number(0, 1, above=True), 1e-6),
         )
         told = pixels.read(
             {
@@ -239,9 +230,7 @@ class EncoderReader:
                 "image_std": list_of(number(0, 1000, above=True), count=3),
             }
         )
-        return siglip_encoder(
-            name, ours, depth, told["image_mean"] or HALF, told["image_std"] or HALF
-        )
+        return siglip_encoder(name, shape, told["image_mean"] or HALF, told["image_std"] or HALF)
 
 
 def _check_heads(config: Values, key: str, heads: int, width: int) -> None:

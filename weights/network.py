@@ -21,8 +21,9 @@ from apollo_cli.model.config import (
     RESAMPLERS,
     ConnectorConfig,
     EncoderConfig,
-    InternVideo2Config,
+    InternVideo2Shape,
     NetworkConfig,
+    SiglipShape,
     common_grid,
 )
 from apollo_cli.model.prompt import TEMPLATES
@@ -263,14 +264,16 @@ def released_network(entry: ModelEntry) -> AssumedNetwork:
     table = tomllib.loads(_TABLE.read_text("utf-8"))
     unused_layers = 1 + table["select_layer"]
     video, image = table["internvideo2"], table["siglip"]
-    depth = video.pop("layers") + unused_layers
     encoders = (
         internvideo2_encoder(
             "internvideo2",
-            InternVideo2Config(depth=depth, frames=table["frames_per_clip"], **video),
+            InternVideo2Shape(
+                depth=video.pop("layers") + unused_layers, frames=table["frames_per_clip"], **video
+            ),
         ),
         siglip_encoder(
-            "siglip-so400m-patch14-384", image, image["num_hidden_layers"] + unused_layers
+            "siglip-so400m-patch14-384",
+            SiglipShape(depth=image.pop("layers") + unused_layers, **image),
         ),
     )
     connector = ConnectorConfig(

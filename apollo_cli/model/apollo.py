@@ -16,7 +16,6 @@ from apollo_cli.errors import ApolloError, DeviceError, FitError, WeightsError
 from apollo_cli.model.config import NetworkConfig
 from apollo_cli.model.connector import Connector
 from apollo_cli.model.encoders import (
-    build_encoder,
     encode_grid,
     normalise,
 )
@@ -30,7 +29,7 @@ class ApolloModel(nn.Module):
         super().__init__()
         self.config = config
         self.grid = config.connector.grid
-        self.encoders = nn.ModuleList(build_encoder(e, kernel) for e in config.encoders)
+        self.encoders = nn.ModuleList(encoder.shape.build(kernel) for encoder in config.encoders)
         self.connector = Connector(config.connector)
         self.connector.set_kernel(kernel)
         llm_config = Qwen2Config(**config.llm)

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from abc import ABC, abstractmethod
 from collections.abc import Sequence
 from dataclasses import dataclass
-from typing import Any
+from typing import TYPE_CHECKING, Any, ClassVar
 
 from apollo_cli.video.transforms import PixelSpec
+
+if TYPE_CHECKING:
+    from torch import nn
 
 RESAMPLERS = ("perciver", "avg", "conv2d_avg")
 INTEGRATIONS = ("plain", "start_end", "timestamps", "both")
@@ -48,18 +52,20 @@ class ConnectorConfig:
 
 
 @dataclass(frozen=True)
-class InternVideo2Config:
-    """Shape of the transformer.
+class EncoderShape(ABC):
+    """Shape of a vision transformer up to the selected layer; each kind of encoder is a subclass.
 
     Attributes:
-        width: D.
-        heads: attention heads; cannot be read off the weights.
+        width: D. heads: attention heads; cannot be read off the weights.
         mlp_width: hidden width of the feed-forward part.
-        depth: number of blocks that are run; the blocks behind the selected layer are not built.
+        depth: number of layers that are run; the layers behind the selected one are not built.
         image_size: S. patch_size: P.
-        frames: T. tubelet: frames that one patch spans.
-        tanh_gelu: the fused kernels of the original use the tanh form of GELU, the plain path erf.
+        per_frame: whether it sees each frame alone.
+        attention_copies: how often attention holds its input, its result and what is between.
     """
+
+    per_frame: ClassVar[bool]
+    attention_copies: ClassVar[int]
 
     width: int
     heads: int
@@ -67,6 +73,81 @@ class InternVideo2Config:
     depth: int
     image_size: int
     patch_size: int
+
+    @property
+    @abstractmethod
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens of a clip along time, rows and columns; an image encoder has one moment."""
+
+    @property
+    @abstractmethod
+    def values(self) -> int:
+        """Number of values."""
+
+    @property
+    @abstractmethod
+    def linear_sides(self) -> int:
+        """Inputs and outputs of all linear layers."""
+
+    @abstractmethod
+    def build(self, kernel: str) -> nn.Module:
+        """Build the network without weights, as ``encoders.VisionEncoder``."""
+
+
+@dataclass(frozen=True)
+class SiglipShape(EncoderShape):
+    """SigLIP: an image encoder.
+
+    Attributes:
+        hidden_act, layer_norm_eps: as in the released config.
+    """
+
+    per_frame = True
+    # Input, normalised input, queries, keys, values, and the result twice.
+    attention_copies = 7
+
+    hidden_act: str = "gelu_pytorch_tanh"
+    layer_norm_eps: float = 1e-6
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """One moment."""
+        side = self.image_size // self.patch_size
+        return 1, side, side
+
+    @property
+    def values(self) -> int:
+        """Patches, positions and layers."""
+        width, hidden = self.width, self.mlp_width
+        patch = width * 3 * self.patch_size**2 + width
+        layer = 4 * width + 4 * (width * width + width) + 2 * width * hidden + hidden + width
+        return patch + self.grid[1] * self.grid[2] * width + self.depth * layer
+
+    @property
+    def linear_sides(self) -> int:
+        """Queries, keys, values, output, and both sides of the curve."""
+        return self.depth * (4 * 2 * self.width + 2 * (self.width + self.mlp_width))
+
+    def build(self, kernel: str) -> nn.Module:
+        """Build it through transformers."""
+        from apollo_cli.model.encoders import Siglip
+
+        return Siglip(self, kernel)
+
+
+@dataclass(frozen=True, kw_only=True)
+class InternVideo2Shape(EncoderShape):
+    """InternVideo2: a video encoder with joint attention over space and time.
+
+    Attributes:
+        frames: T. tubelet: frames that one patch spans.
+        tanh_gelu: the fused kernels of the original use the tanh form of GELU, the plain path erf.
+    """
+
+    per_frame = False
+    # Input, normalised input, queries with keys and values, both normalised, and the result.
+    attention_copies = 8
+
     frames: int
     tubelet: int = 1
     tanh_gelu: bool = False
@@ -77,6 +158,28 @@ class InternVideo2Config:
         side = self.image_size // self.patch_size
         return self.frames // self.tubelet, side, side
 
+    @property
+    def values(self) -> int:
+        """Patches, class token, positions and blocks."""
+        width, hidden = self.width, self.mlp_width
+        time, rows, columns = self.grid
+        patch = width * 3 * self.tubelet * self.patch_size**2 + width
+        positions = (1 + time * rows * columns) * width + width
+        attention = 3 * width * width + 2 * width + width * width + width
+        block = 2 * width + attention + 2 * width + 2 * width * hidden + hidden + width
+        return patch + positions + self.depth * block
+
+    @property
+    def linear_sides(self) -> int:
+        """Queries with keys and values, output, and both sides of the curve."""
+        return self.depth * (4 * self.width + 2 * self.width + 2 * (self.width + self.mlp_width))
+
+    def build(self, kernel: str) -> nn.Module:
+        """Build our own network."""
+        from apollo_cli.model.encoders import InternVideo2
+
+        return InternVideo2(self, kernel)
+
 
 @dataclass(frozen=True)
 class EncoderConfig:
@@ -84,20 +187,22 @@ class EncoderConfig:
 
     Attributes:
         name: directory name under ``vision_tower/``.
-        kind: ``internvideo2`` or ``siglip``.
-        width: D. grid: tokens of a clip along time, rows, columns (t = 1 for images).
-        pixels: how its pixels are made.
-        internvideo2: shape, for that kind.
-        siglip: released config and number of layers to run, for that kind.
+        shape: of the network. pixels: how its pixels are made.
     """
 
     name: str
-    kind: str
-    width: int
-    grid: tuple[int, int, int]
+    shape: EncoderShape
     pixels: PixelSpec
-    internvideo2: InternVideo2Config | None = None
-    siglip: tuple[dict[str, Any], int] | None = None
+
+    @property
+    def width(self) -> int:
+        """D."""
+        return self.shape.width
+
+    @property
+    def grid(self) -> tuple[int, int, int]:
+        """Tokens of a clip along time, rows and columns."""
+        return self.shape.grid
 
 
 def common_grid(encoders: Sequence[EncoderConfig]) -> tuple[int, int, int]:

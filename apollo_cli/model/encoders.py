@@ -1,19 +1,19 @@
 """Vision encoders: SigLIP, InternVideo2, their attention, and how their grids become one.
 
 Letters: B clips, T frames, S image side, G grid side, D width of one encoder, V sum of the widths.
-A further encoder is a module of the protocol ``VisionEncoder`` and a row in ``build_encoder``.
+A further encoder is a module of the protocol ``VisionEncoder``, which its shape builds.
 """
 
 from __future__ import annotations
 
-from typing import Any, Protocol
+from typing import Protocol
 
 import torch
 import torch.nn.functional as F
 from torch import nn
 from transformers import SiglipVisionConfig, SiglipVisionModel
 
-from apollo_cli.model.config import EncoderConfig, InternVideo2Config
+from apollo_cli.model.config import InternVideo2Shape, SiglipShape
 from apollo_cli.video.transforms import PixelSpec
 
 
@@ -46,22 +46,29 @@ class Siglip(nn.Module):
     Letters: B clips, T frames, S image side, G grid side, D width.
 
     Args:
-        config: the released ``config.json`` of the tower.
-        depth: number of layers to build and run.
+        shape: number of layers to build and run, and their sizes.
         kernel: attention kernel, under transformers' name for it.
     """
 
     per_frame = True
 
-    def __init__(self, config: dict[str, Any], depth: int, kernel: str = "sdpa") -> None:
+    def __init__(self, shape: SiglipShape, kernel: str = "sdpa") -> None:
         super().__init__()
-        wanted = {"num_hidden_layers": depth, "vision_use_head": False}
-        siglip_config = SiglipVisionConfig(**{**config, **wanted})
-        siglip_config._attn_implementation = kernel
-        self.vision_model = SiglipVisionModel(siglip_config)
+        config = SiglipVisionConfig(
+            hidden_size=shape.width,
+            intermediate_size=shape.mlp_width,
+            num_hidden_layers=shape.depth,
+            num_attention_heads=shape.heads,
+            image_size=shape.image_size,
+            patch_size=shape.patch_size,
+            hidden_act=shape.hidden_act,
+            layer_norm_eps=shape.layer_norm_eps,
+            vision_use_head=False,
+        )
+        config._attn_implementation = kernel
+        self.vision_model = SiglipVisionModel(config)
         self.vision_model.post_layernorm = nn.Identity()  # pyright: ignore[reportAttributeAccessIssue]
-        side = config["image_size"] // config["patch_size"]
-        self.grid = (1, side, side)
+        self.grid = shape.grid
 
     def forward(self, pixels: torch.Tensor) -> torch.Tensor:
         """Map normalised pixels (B, T, 3, S, S) to features (B, T, G, G, D)."""
@@ -100,10 +107,9 @@ class LayerScale(nn.Module):
 class Attention(nn.Module):
     """Joint space-time attention; queries and keys are normalised over the full width."""
 
-    def __init__(self, width: int, heads: int) -> None:
+    def __init__(self, width: int, heads: int, kernel: str) -> None:
         super().__init__()
-        self.heads = heads
-        self.kernel = "sdpa"
+        self.heads, self.kernel = heads, kernel
         self.qkv = nn.Linear(width, 3 * width, bias=False)
         self.q_norm = RMSNorm(width)
         self.k_norm = RMSNorm(width)
@@ -137,10 +143,10 @@ class Mlp(nn.Module):
 class Block(nn.Module):
     """A pre-norm transformer block with layer scale."""
 
-    def __init__(self, config: InternVideo2Config) -> None:
+    def __init__(self, config: InternVideo2Shape, kernel: str) -> None:
         super().__init__()
         self.norm1 = RMSNorm(config.width)
-        self.attn = Attention(config.width, config.heads)
+        self.attn = Attention(config.width, config.heads, kernel)
         self.ls1 = LayerScale(config.width)
         self.norm2 = RMSNorm(config.width)
         self.mlp = Mlp(config.width, config.mlp_width, config.tanh_gelu)
@@ -155,7 +161,7 @@ class Block(nn.Module):
 class PatchEmbed(nn.Module):
     """Cuts a clip into patches by a strided 3-D convolution."""
 
-    def __init__(self, config: InternVideo2Config) -> None:
+    def __init__(self, config: InternVideo2Shape) -> None:
         super().__init__()
         size = (config.tubelet, config.patch_size, config.patch_size)
         self.proj = nn.Conv3d(3, config.width, kernel_size=size, stride=size)
@@ -170,20 +176,14 @@ class InternVideo2(nn.Module):
 
     per_frame = False
 
-    def __init__(self, config: InternVideo2Config) -> None:
+    def __init__(self, config: InternVideo2Shape, kernel: str = "sdpa") -> None:
         super().__init__()
         self.grid = config.grid
         tokens = 1 + config.grid[0] * config.grid[1] * config.grid[2]
         self.patch_embed = PatchEmbed(config)
         self.cls_token = nn.Parameter(torch.zeros(1, 1, config.width))
         self.pos_embed = nn.Parameter(torch.zeros(1, tokens, config.width))
-        self.blocks = nn.ModuleList(Block(config) for _ in range(config.depth))
-
-    def set_kernel(self, kernel: str) -> None:
-        """Choose the attention kernel of every block."""
-        for module in self.modules():
-            if isinstance(module, Attention):
-                module.kernel = kernel
+        self.blocks = nn.ModuleList(Block(config, kernel) for _ in range(config.depth))
 
     def forward_tokens(self, pixels: torch.Tensor) -> torch.Tensor:
         """Map (B, T, 3, S, S) to (B, 1 + N, D): the class token first, then the patches."""
@@ -211,16 +211,6 @@ class VisionEncoder(Protocol):
     def __call__(self, pixels: torch.Tensor) -> torch.Tensor:
         """Encode the frames of clips."""
         ...
-
-
-def build_encoder(config: EncoderConfig, kernel: str = "sdpa") -> torch.nn.Module:
-    """Build one encoder without weights."""
-    if config.internvideo2 is not None:
-        tower = InternVideo2(config.internvideo2)
-        tower.set_kernel(kernel)
-        return tower
-    assert config.siglip is not None
-    return Siglip(*config.siglip, kernel=kernel)
 
 
 def normalise(pixels: torch.Tensor, spec: PixelSpec, dtype: torch.dtype) -> torch.Tensor:

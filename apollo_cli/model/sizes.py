@@ -11,12 +11,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from apollo_cli.model.config import (
-    ConnectorConfig,
-    EncoderConfig,
-    InternVideo2Config,
-    NetworkConfig,
-)
+from apollo_cli.model.config import ConnectorConfig, EncoderShape, NetworkConfig
 
 
 @dataclass(frozen=True)
@@ -87,34 +82,6 @@ def llm_sizes(config: dict[str, Any]) -> LlmSizes:
     )
 
 
-def encoder_values(config: EncoderConfig) -> int:
-    """Values of an encoder up to the selected layer."""
-    if config.internvideo2 is not None:
-        return _internvideo2_values(config.internvideo2)
-    assert config.siglip is not None
-    shape, depth = config.siglip
-    width, hidden = config.width, siglip_hidden(config)
-    patch = width * 3 * shape["patch_size"] ** 2 + width
-    layer = 4 * width + 4 * (width * width + width) + 2 * width * hidden + hidden + width
-    return patch + config.grid[1] * config.grid[2] * width + depth * layer
-
-
-def siglip_hidden(config: EncoderConfig) -> int:
-    """Hidden width of SigLIP's feed-forward part."""
-    assert config.siglip is not None
-    return config.siglip[0]["intermediate_size"]
-
-
-def _internvideo2_values(shape: InternVideo2Config) -> int:
-    width, hidden = shape.width, shape.mlp_width
-    time, rows, columns = shape.grid
-    patch = width * 3 * shape.tubelet * shape.patch_size**2 + width
-    positions = (1 + time * rows * columns) * width + width
-    attention = 3 * width * width + 2 * width + width * width + width
-    block = 2 * width + attention + 2 * width + 2 * width * hidden + hidden + width
-    return patch + positions + shape.depth * block
-
-
 def connector_values(config: ConnectorConfig) -> int:
     """Values of projector and resampler."""
     return sum(_connector_parts(config))
@@ -152,11 +119,11 @@ def _clip_stages(config: NetworkConfig, value_bytes: int) -> Iterator[int]:
     held = sum(frames * 3 * encoder.pixels.size**2 for encoder in config.encoders)
     features = 0
     for encoder in config.encoders:
-        seen = frames // max(1, frames // time) if encoder.kind == "siglip" else frames
+        seen = frames // max(1, frames // time) if encoder.shape.per_frame else frames
         values = frames * 3 * encoder.pixels.size**2
         # Normalising holds two float32 copies; its result stays as long as the encoder runs.
         yield held + features + 2 * _FLOAT32 * values
-        inside = max(_encoder_moments(encoder, seen, grid, value_bytes))
+        inside = max(_encoder_moments(encoder.shape, seen, grid, value_bytes))
         yield held + features + values * value_bytes + inside
         features += grid * encoder.width * value_bytes
     # Joining holds the parts and the whole.
@@ -168,24 +135,17 @@ def _clip_stages(config: NetworkConfig, value_bytes: int) -> Iterator[int]:
 
 
 def _encoder_moments(
-    encoder: EncoderConfig, frames: int, grid: int, value_bytes: int
+    shape: EncoderShape, frames: int, grid: int, value_bytes: int
 ) -> Iterator[int]:
-    width = encoder.width
-    time, rows, columns = encoder.grid
-    tokens = time * rows * columns
-    if encoder.internvideo2 is not None:
-        hidden = encoder.internvideo2.mlp_width
-        # Attention: input, normalised, queries with keys and values, both normalised, result.
-        yield tokens * 8 * width * value_bytes
-        if tokens != grid:
-            # Interpolation works on float32 and holds what it reads and what it writes.
-            read = tokens * width * (value_bytes + _FLOAT32)
-            yield read + grid * width * (value_bytes + _FLOAT32)
-    else:
-        hidden, tokens = siglip_hidden(encoder), tokens * frames
-        yield tokens * 7 * width * value_bytes
+    width, (time, rows, columns) = shape.width, shape.grid
+    tokens = time * rows * columns * (frames if shape.per_frame else 1)
+    yield tokens * shape.attention_copies * width * value_bytes
+    if not shape.per_frame and tokens != grid:
+        # Interpolation works on float32 and holds what it reads and what it writes.
+        read = tokens * width * (value_bytes + _FLOAT32)
+        yield read + grid * width * (value_bytes + _FLOAT32)
     # Feed-forward: residual and normalised input, the hidden layer before and after its curve.
-    yield tokens * (2 * width + 2 * hidden) * value_bytes
+    yield tokens * (2 * width + 2 * shape.mlp_width) * value_bytes
 
 
 def prefill_bytes(

@@ -103,3 +103,27 @@ def test_the_licence_is_apache_2():
 
 def test_the_page_for_agents_fits_on_a_screen():
     assert len(read("AGENTS.md").splitlines()) <= 60
+
+
+ADDITIONS = read("docs/add.md").split("\n## ")[1:]
+
+
+@pytest.mark.parametrize("addition", ADDITIONS, ids=[text.partition("\n")[0] for text in ADDITIONS])
+def test_an_addition_touches_at_most_two_files_that_are_there(addition: str):
+    (touched,) = re.findall(r"^Touches: (.*)\.$", addition, re.MULTILINE)
+    places = touched.split(", ")
+    assert 1 <= len(places) <= 2
+    named = [place.strip("`") for place in places if place != "the file that uses it"]
+    assert all((ROOT / place).is_file() for place in named)
+    # Whatever else of the product the steps tell to change would be a further file.
+    steps = re.findall(r"^(?:\d\. )?`([\w/]+\.py)`:", addition, re.MULTILINE)
+    assert set(steps) == set(named)
+
+
+def test_what_can_be_added_is_told():
+    kinds = ("encoder", "sampler mode", "command", "format", "flag", "recipe key")
+    assert all(any(kind in text.partition("\n")[0] for text in ADDITIONS) for kind in kinds)
+
+
+def test_the_readme_fits_on_three_screens():
+    assert len(read("README.md").splitlines()) <= 150

@@ -1,7 +1,6 @@
 """The training of apollo-nano: the same path as asking, no leaks, resumable, and it learns."""
 
 from collections.abc import Iterator
-from dataclasses import replace
 from pathlib import Path
 
 import numpy as np
@@ -156,8 +155,7 @@ def test_a_saved_nano_is_read_by_the_loader_of_released_checkpoints(
 ):
     save_nano(model, tmp_path, torch.float32)
     loaded, _ = load_model(tmp_path)
-    read, built = ([replace(e, siglip=None) for e in m.config.encoders] for m in (loaded, model))
-    assert read == built
+    assert loaded.config.encoders == model.config.encoders
     assert loaded.config.connector == model.config.connector
     assert loaded.config.eos_ids == model.config.eos_ids
     torch.manual_seed(0)
