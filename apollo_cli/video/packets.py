@@ -156,8 +156,17 @@ class PacketScan:
         if packet.is_corrupt:
             # The mark of a transport stream comes up to one picture early.
             self.gaps.append(number + 2)
-        if packet.pos is not None:
-            self._check_distance(number, packet.pos)
+        if packet.pos is None:
+            return
+        # Units of a transport stream follow each other at one distance, unless bytes are lost.
+        distance = packet.pos - self._position
+        if self._position >= 0 and distance > 0:
+            kept = tuple(step for step in self._steps if distance % step == 0)
+            if not kept:
+                # The picture in front may be cut, too.
+                self.gaps.append(number - 1)
+            self._steps = kept or _TRANSPORT_STEPS
+        self._position = packet.pos
 
     def finish(self) -> None:
         """Make the arrays, after the last packet."""
@@ -170,17 +179,6 @@ class PacketScan:
         self.is_key, self.is_shown = flags & 1 > 0, flags & 2 > 0
         if self.cut_short:
             self.is_shown[-1:] = False
-
-    def _check_distance(self, number: int, position: int) -> None:
-        """Units of a transport stream follow each other at one distance, unless bytes are lost."""
-        distance = position - self._position
-        if self._position >= 0 and distance > 0:
-            kept = tuple(step for step in self._steps if distance % step == 0)
-            if not kept:
-                # The picture in front may be cut, too.
-                self.gaps.append(number - 1)
-            self._steps = kept or _TRANSPORT_STEPS
-        self._position = position
 
     def _blank_out(self, number: int) -> None:
         self._flags[number] = 0

@@ -105,8 +105,10 @@ def _tone_map(frame: av.VideoFrame, width: int, height: int) -> np.ndarray:
 
 @cache
 def _brightness_tables(transfer: int) -> tuple[np.ndarray, np.ndarray]:
-    """Linear light, 1 at diffuse white, for each 16-bit code (ITU-R BT.2100); and sRGB codes for
-    4096 steps of linear light."""
+    """Tables from 16-bit codes to linear light, and from 4096 steps of that to sRGB codes.
+
+    Light is 1 at diffuse white (ITU-R BT.2100).
+    """
     code = np.arange(65536, dtype=np.float64) / 65535
     if transfer == _PQ:
         root = code ** (1 / 78.84375)
