@@ -29,9 +29,8 @@ from apollo_cli.text import count
 
 _Read = TypeVar("_Read")
 
-_SOUND = ("audio", "audios")
 _ROW_KEYS = (
-    *("messages", "conversations", "system", "video", "videos", "image", "images", *_SOUND),
+    *("messages", "conversations", "system", "video", "videos", "image", "images"),
     *("from", "to", "choices", "id"),
 )
 _MESSAGE_KEYS = ("role", "content", "from", "value")
@@ -58,6 +57,7 @@ _NOT_READ = frozenset(
         *("clip", "clips", "window", "segment", "span", "timestamps", "fps", "nframes", "frames"),
         *("num_frames", "max_frames", "min_frames", "max_pixels", "min_pixels", "crop", "bbox"),
         *("rotate", "objects", "answer", "answers", "answer_idx", "answer_index", "correct"),
+        *("audio", "audios"),
     ]
 )
 # Keys that tell where a row comes from; a key that ends in id does too.
@@ -104,8 +104,6 @@ class _EntryReader:
 
     def read_sample(self) -> Sample | None:
         self.check_keys("the row", self.fields, _ROW_KEYS)
-        if any(self.fields.get(name) for name in _SOUND):
-            self.add("unsupported_media", "it has sound")
         turns = self.attempt(self.read_turns)
         visuals = self.attempt(self.read_visuals, turns is not None)
         choices = self.attempt(self.read_choices)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import hashlib
 import math
 from collections import Counter
-from collections.abc import Container, Iterable, Sequence
+from collections.abc import Container, Sequence
 from dataclasses import dataclass, replace
 from fractions import Fraction
 from functools import lru_cache
@@ -127,14 +127,17 @@ class LoadedSource:
     """One file of a recipe.
 
     Attributes:
-        path: the file. samples: those that are trained on. weight: of it in the mixture.
-        share: that the recipe gives it; None leaves the weight to the number of samples.
+        path: the file. samples: those that are trained on. share: that the recipe gives it.
     """
 
     path: Path
     samples: tuple[Sample, ...]
-    weight: float
-    share: float | None = None
+    share: float | None
+
+    @property
+    def weight(self) -> float:
+        """Its weight in the mixture; without a share, its number of samples."""
+        return len(self.samples) if self.share is None else self.share
 
 
 @dataclass(frozen=True)
@@ -179,7 +182,7 @@ class Dataset:
         if self.held_out and not held_out:
             words = "all samples held out are broken"
             faults += (Fault("nothing_held_out", self.held_out[0].name, words),)
-        return Dataset(_weighed(sources), held_out, faults)
+        return Dataset(tuple(s for s in sources if s.samples), held_out, faults)
 
     def check_runnable(self) -> None:
         """Refuse data with a fault that costs the run; one that costs a sample is no obstacle.
@@ -232,18 +235,17 @@ def load_dataset(recipe: Recipe) -> Dataset:
         if share and not aside:
             faults.append(Fault("nothing_held_out", labels[source.path], "its files are too few"))
         kept = tuple(sample for sample in samples if sample.kind in kinds)
-        sources.append(LoadedSource(source.path, kept, 0.0, source.share))
+        sources.append(LoadedSource(source.path, kept, source.share))
         held += [sample for sample in aside if sample.kind in kinds]
     known = {(s.turns, s.visuals): s.name for source in sources for s in source.samples}
     for sample in held:
         twin = known.get((sample.turns, sample.visuals))
         if twin is not None:
             faults.append(Fault("held_out_twice", sample.name, f"{twin} is the same"))
-    dataset = Dataset(_weighed(sources), tuple(held), tuple(faults))
-    if not dataset.sources and not any(fault.cost == "run" for fault in faults):
-        fault = Fault("no_samples", shown(recipe.path.name), "nothing is left for the stage")
-        return replace(dataset, faults=(*faults, fault))
-    return dataset
+    sources = [source for source in sources if source.samples]
+    if not sources and not any(fault.cost == "run" for fault in faults):
+        faults.append(Fault("no_samples", shown(recipe.path.name), "nothing is left for the stage"))
+    return Dataset(tuple(sources), tuple(held), tuple(faults))
 
 
 def hold_out(
@@ -300,16 +302,6 @@ def _group(samples: Sequence[Sample]) -> dict[object, list[int]]:
         seen = leader_of(sample.visuals[0].path) if sample.visuals else sample.turns
         groups.setdefault(seen, []).append(index)
     return groups
-
-
-def _weighed(sources: Iterable[LoadedSource]) -> tuple[LoadedSource, ...]:
-    """The sources that have samples, with weights that sum to 1."""
-    sources = [source for source in sources if source.samples]
-    weights = [len(s.samples) if s.share is None else s.share for s in sources]
-    return tuple(
-        replace(source, weight=weight / sum(weights))
-        for source, weight in zip(sources, weights, strict=True)
-    )
 
 
 def label_files(paths: Sequence[Path]) -> dict[Path, str]:

@@ -61,7 +61,6 @@ FAULT_KINDS: dict[str, FaultKind] = {
     "wrong_window": FaultKind(
         "sample", "times with 0 <= from < to, for one video", "repair from and to"
     ),
-    "unsupported_media": FaultKind("sample", "text, videos and images", "leave the sound out"),
     # Its files.
     "web_address": FaultKind("sample", "files on this machine", "download it first"),
     "outside_folder": FaultKind(

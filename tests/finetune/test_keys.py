@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 
-from apollo_cli import cli
 from apollo_cli.finetune.data.formats import load_samples
 from apollo_cli.finetune.data.samples import Fault, Sample, Visual
 from apollo_cli.finetune.recipe import DataSource
@@ -92,19 +91,6 @@ def test_harmless_keys_and_keys_without_a_value_pass_and_others_are_a_note_once(
     assert len(samples) == 3
     assert [(f.kind, f.cost, f.where) for f in faults] == [("unknown_field", "note", "d.jsonl:1")]
     assert '"colour" in 3 entries' in faults[0].received
-
-
-def test_check_names_the_fault_and_ends_with_7(
-    folder: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
-    load(folder, row(USER, {**ANSWER, "loss": False}))
-    keys = {"model": "apollo-nano", "stage": 3, "method": "lora", "output": "out"}
-    lines = [f"{key} = {json.dumps(value)}" for key, value in keys.items()]
-    (folder / "r.toml").write_text("\n".join([*lines, '[[data]]\npath = "d.jsonl"\n']))
-    assert cli.main(["finetune", "check", str(folder / "r.toml")]) == 7
-    told = capsys.readouterr().out
-    assert "d.jsonl:1" in told
-    assert '"loss"' in told
 
 
 TIMES: list[tuple[object, float]] = [
