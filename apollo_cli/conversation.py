@@ -260,9 +260,14 @@ def read_talk(text: str, name: str) -> SavedTalk:
         generation = _read_options(GenerationOptions, options) if options else None
         sampling = _read_options(SamplingOptions, saved["sampling"])
         return SavedTalk(turns, files, sampling, generation)
-    except (LookupError, ValueError, ArithmeticError, TypeError, AttributeError) as error:
-        raise UsageError(f"{name} is not a saved talk, or damaged") from error
-    except RecursionError as error:
+    except (
+        LookupError,
+        ValueError,
+        ArithmeticError,
+        TypeError,
+        AttributeError,
+        RecursionError,
+    ) as error:
         raise UsageError(f"{name} is not a saved talk, or damaged") from error
 
 
