@@ -301,18 +301,21 @@ def read_boxes(file: BinaryIO, start: int, end: int) -> Iterator[tuple[bytes, in
 
 
 def structure_faults(path: Path, container: str, track: int) -> list[str]:
-    """What is not read of an mp4 or mov file, or not as it says, one sentence each.
+    """What is not read of a file, or not as it says, one sentence each.
 
     Args:
         track: the number that the container gives the picture stream.
     """
-    if not container.startswith("mov"):
-        return []
     size, faults, scale, edits = path.stat().st_size, [], 1, []
+    joined = "another file is stored behind the first: only the first is read"
     with path.open("rb") as file:
+        if container.startswith("flv"):
+            return [joined] if _has_second_flv(file, size) else []
+        if not container.startswith("mov"):
+            return []
         indices = [box for box in read_boxes(file, 0, size) if box[0] == b"moov"]
         if len(indices) > 1:
-            faults.append("another file is stored behind the first: only the first is read")
+            faults.append(joined)
         if indices and indices[0][2] > size:
             faults.append("its index (moov) is cut: pictures may be missing")
         boxes = [box for _, *span in indices[:1] for box in read_boxes(file, *span)]
@@ -332,6 +335,19 @@ def structure_faults(path: Path, container: str, track: int) -> list[str]:
     if any(rate != 1 << 16 for _, begins, rate in edits if begins != _EMPTY):
         faults.append("its edit list holds pictures or changes their speed: that is not followed")
     return faults
+
+
+def _has_second_flv(file: BinaryIO, size: int) -> bool:
+    """Whether the tags of an FLV file end at the header of another one."""
+    position = 13
+    while position + 11 < size:
+        header = _read(file, position, 11)
+        if header[:4] == b"FLV\1":
+            return True
+        if header[0] & 0x1F not in (8, 9, 18):
+            return False
+        position += 15 + int.from_bytes(header[1:4], "big")
+    return False
 
 
 def _read_edits(file: BinaryIO, start: int, end: int) -> list[tuple[int, int, int]]:

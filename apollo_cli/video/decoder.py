@@ -74,7 +74,7 @@ class Decoder:
         """The next packet, None at the end or where the file can't be followed any further."""
         try:
             packet = next(self._packets, None)
-        except FFmpegError:
+        except (FFmpegError, IndexError):
             return None
         if packet is not None:
             self.number += 1
@@ -101,7 +101,7 @@ class Decoder:
             self._container.seek(int(pts[number]), stream=self._stream, backward=True)
             packets = read_packets(self._container, self._stream)
             first = next(packets, None)
-        except FFmpegError:
+        except (FFmpegError, IndexError):
             return False
         if first is None:
             return False

@@ -46,7 +46,7 @@ class GuardedReader:
 
     Attributes:
         stall_seconds: longest time without any progress before the child is ended. Its start does
-            not count.
+            not count, nor does time in which a busy machine does not let it work.
     """
 
     def __init__(self, *, stall_seconds: float = 30.0) -> None:
@@ -191,13 +191,16 @@ class GuardedReader:
 
     def _wait(self, pipe: int, event: int) -> None:
         """Wait until a pipe is ready, as long as the child makes progress."""
+        assert self._child is not None
         poll = select.poll()
         poll.register(pipe, event)
         most = self.stall_seconds if self._has_started else _START_SECONDS
         # Waits are counted instead of clocked: while both processes are stopped none passes.
-        waited = 0.0
+        waited, (computed, _) = 0.0, _cpu_time(self._child.pid)
         while not poll.poll(1000 * max(0, min(_POLL_SECONDS, self._deadline - time.monotonic()))):
-            waited += _POLL_SECONDS
+            before, (computed, wants_to_run) = computed, _cpu_time(self._child.pid)
+            # A child that is ready to run and gets no CPU does not hang: the machine is busy.
+            waited += computed - before if wants_to_run else _POLL_SECONDS
             if waited >= most or time.monotonic() >= self._deadline:
                 raise TimeoutError
 
@@ -230,6 +233,17 @@ class GuardedReader:
             raise
         self.close()
         raise MediaError(f"{shown(path)}: {what}", next_step=next_step)
+
+
+def _cpu_time(process: int) -> tuple[float, bool]:
+    """Seconds of CPU time of a process, and whether it runs or is ready to; 0, False elsewhere."""
+    try:
+        told = Path(f"/proc/{process}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return 0.0, False
+    # The name in front may hold spaces and brackets.
+    state, *fields = told.rpartition(")")[2].split()
+    return sum(map(int, fields[10:12])) / os.sysconf("SC_CLK_TCK"), state == "R"
 
 
 def child_environment() -> dict[str, str]:

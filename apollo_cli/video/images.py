@@ -9,6 +9,7 @@ import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
+from typing import Any
 
 import av
 import numpy as np
@@ -41,7 +42,9 @@ _ANIMATIONS = ("GIF", "PNG", "WEBP", "AVIF")
 # Browsers show faster animation frames for a tenth of a second.
 _SHORTEST_FRAME_MS, _DEFAULT_FRAME_MS = 11, 100
 
-_ORIENTATION = 0x0112
+# Tags of EXIF and TIFF.
+_ORIENTATION, _PHOTOMETRIC, _SAMPLE_FORMAT = 0x0112, 262, 339
+_MOST_PAGES = 1 << 20
 
 # Pictures are converted in strips of about so many pixels, so that memory holds one copy of them.
 _STRIP_PIXELS = 1 << 20
@@ -63,32 +66,41 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
         warnings.simplefilter("always")
         check_size(path, image.size, reading)
         kind = image.format or "image"
-        if image.mode in ("I", "F"):
+        if image.mode in ("I", "F") or _tag(image, _SAMPLE_FORMAT) not in (None, 1, (1,)):
             raise MediaError(
                 f"{shown(path)} has gray levels without a fixed range",
-                "8 and 16 bits are read",
+                "8 and 16 bits without a sign are read",
                 "convert it to PNG",
             )
         if kind == "PNG":
             # Its orientation may stand behind the pixels.
             image.load()
         stored = display = image.size
-        if _orientation(image) > 4:
+        orientation = _orientation(image)
+        if orientation is None:
+            faults.append("its EXIF data is damaged: it is taken to be upright")
+        elif orientation > 4:
             # Pillow gives the size of a TIFF as it is shown, of all others as it is stored.
             turned = (image.height, image.width)
             stored, display = (turned, image.size) if kind == "TIFF" else (image.size, turned)
         if kind == "GIF" and not path.read_bytes().rstrip(b"\0").endswith(b";"):
             faults.append("cut: its last pictures are lost")
-        pages, first = getattr(image, "n_frames", 1), _first_page(image)
+        pages, first = _count_pages(image), _first_page(image)
         milliseconds = []
         if kind not in _ANIMATIONS and pages > 1:
             faults.append(f"{pages} pages: the first is read")
         elif pages - first > 1:
             for index in range(first, pages):
                 advance()
-                image.seek(index)
-                # Pillow tells a WebP frame's duration only once it is loaded.
-                image.load()
+                try:
+                    image.seek(index)
+                    # Pillow tells a WebP frame's duration only once it is loaded.
+                    image.load()
+                except _DAMAGE:
+                    if not milliseconds:
+                        raise
+                    faults.append("cut: its last pictures are lost")
+                    break
                 length = float(image.info.get("duration") or 0)
                 milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
             if _is_damaged(path, kind):
@@ -201,12 +213,25 @@ def _open_image(path: Path) -> Iterator[Image.Image]:
         raise MediaError(f"{shown(path)} {what} ({reason})") from None
 
 
-def _orientation(image: Image.Image) -> int:
-    """As EXIF numbers it, 1 is upright; 1, too, where it cannot be read."""
+def _tag(image: Image.Image, number: int) -> Any:
+    """A tag of a TIFF; None where there is none."""
+    return getattr(image, "tag_v2", {}).get(number)
+
+
+def _orientation(image: Image.Image) -> int | None:
+    """As EXIF numbers it, 1 is upright; None where it cannot be read."""
     try:
         return image.getexif().get(_ORIENTATION, 1)
     except (*_DAMAGE, TypeError):
-        return 1
+        return None
+
+
+def _count_pages(image: Image.Image) -> int:
+    """How many pictures there are; where the file breaks off, as many as nobody has."""
+    try:
+        return getattr(image, "n_frames", 1)
+    except _DAMAGE:
+        return _MOST_PAGES
 
 
 def _first_page(image: Image.Image) -> int:
@@ -254,21 +279,28 @@ def _read_picture(image: Image.Image, index: int) -> np.ndarray:
     advance()
     image.seek(_first_page(image) + index)
     image.load()
-    if _orientation(image) != 1:
+    if _orientation(image) not in (None, 1):
         image = ImageOps.exif_transpose(image)
     has_alpha = image.has_transparency_data or image.mode in ("LA", "PA", "RGBA", "La", "RGBa")
     width, height = image.size
-    pixels = np.empty((height, width, 3), dtype=np.uint8)
+    is_deep = image.mode.startswith("I;16")
+    # The three planes of a gray picture share memory.
+    is_gray = is_deep or (image.mode in ("1", "L") and not has_alpha)
+    pixels = np.empty((height, width, 1 if is_gray else 3), dtype=np.uint8)
     rows = max(1, _STRIP_PIXELS // width)
     for top in range(0, height, rows):
         strip = image.crop((0, top, width, min(top + rows, height)))
-        if image.mode.startswith("I;16"):
+        if is_deep:
             values = np.asarray(strip)
             gray = (values // 257).astype(np.uint8)
+            # Zero is white in some TIFFs.
+            gray = 255 - gray if _tag(image, _PHOTOMETRIC) == 0 else gray
             gray[values == image.info.get("transparency")] = 0
             pixels[top : top + rows] = gray[..., None]
+        elif is_gray:
+            pixels[top : top + rows] = np.asarray(strip.convert("L"))[..., None]
         elif has_alpha:
             pixels[top : top + rows] = over_black(np.asarray(strip.convert("RGBA")))
         else:
             pixels[top : top + rows] = np.asarray(strip.convert("RGB"))
-    return pixels
+    return np.broadcast_to(pixels, (height, width, 3))

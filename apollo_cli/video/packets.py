@@ -70,24 +70,21 @@ def is_cover(stream: av.video.stream.VideoStream) -> bool:
 
 
 def read_packets(
-    container: av.container.InputContainer, stream: av.video.stream.VideoStream
+    container: av.container.InputContainer, *streams: av.video.stream.VideoStream
 ) -> Iterator[av.Packet]:
-    """Yield the packets of one stream from the present position on, without empty ones.
+    """Yield the packets of streams from the present position on, without empty ones.
 
     Raises:
         FFmpegError: the container can't be followed any further.
+        IndexError: further streams have appeared on the way; this is how PyAV ends there.
     """
     for other in container.streams:
-        if other.index != stream.index:
+        if other not in streams:
             other.discard = Discard.all
-    try:
-        for packet in container.demux(stream):
-            if packet.size:
-                advance()
-                yield packet
-    except IndexError:
-        # PyAV ends so where further streams have appeared on the way.
-        return
+    for packet in container.demux(*streams):
+        if packet.size:
+            advance()
+            yield packet
 
 
 class PacketScan:
@@ -105,6 +102,8 @@ class PacketScan:
         cut_short: the last packet is incomplete: the file ends early.
         blank: number of packets with a hole of zeros.
         encrypted: the content is protected.
+        elsewhere: first and last decoding time, in seconds, of each other picture stream.
+        has_late_streams: further streams appear on the way.
     """
 
     def __init__(self, stream: av.video.stream.VideoStream, container: str) -> None:
@@ -121,7 +120,8 @@ class PacketScan:
         self.formats: set[bytes] = set()
         self.gaps: list[int] = []
         self.blank = 0
-        self.needs_all = self.cut_short = self.encrypted = False
+        self.needs_all = self.cut_short = self.encrypted = self.has_late_streams = False
+        self.elsewhere: dict[int, tuple[float, float]] = {}
 
     def __len__(self) -> int:
         return len(self._flags)
@@ -214,11 +214,19 @@ def scan_packets(
     Damage ends the scan where the container can't be followed.
     """
     scan = PacketScan(stream, container.format.name)
+    others = [other for other in picture_streams(container) if other.index != stream.index]
     try:
-        for packet in read_packets(container, stream):
-            scan.add(packet)
+        for packet in read_packets(container, stream, *others):
+            if packet.stream_index == stream.index:
+                scan.add(packet)
+            elif packet.dts is not None:
+                seconds = float(packet.dts * packet.time_base)
+                begins, _ = scan.elsewhere.get(packet.stream_index, (seconds, seconds))
+                scan.elsewhere[packet.stream_index] = begins, seconds
             if len(scan) > most:
                 break
+    except IndexError:
+        scan.has_late_streams = True
     except FFmpegError:
         scan.cut_short = container.format.name != "mpegts"
     scan.finish()

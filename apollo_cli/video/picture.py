@@ -29,15 +29,20 @@ _BT2020_TO_BT709 = np.array(
 _ROWS_AT_ONCE = 128
 
 
-def read_turn(frame: av.VideoFrame) -> tuple[int, bool]:
-    """Degrees clockwise, to a right angle, that a display matrix asks for; mirrored before that."""
+def read_turn(frame: av.VideoFrame) -> tuple[int, bool, float]:
+    """The turn that a display matrix asks for.
+
+    Returns:
+        Degrees clockwise to the nearest right angle; whether it is mirrored before that; degrees
+        that the matrix asks for.
+    """
     matrix = frame.side_data.get("DISPLAYMATRIX")
     if matrix is None:
-        return 0, False
+        return 0, False, 0.0
     a, b, _, c, d, *_ = np.frombuffer(matrix, dtype=np.int32, count=9).tolist()
     mirrored = a * d - b * c < 0
-    angle = math.atan2(-b, -a) if mirrored else math.atan2(b, a)
-    return round(math.degrees(angle) / 90) * 90 % 360, mirrored
+    angle = math.degrees(math.atan2(-b, -a) if mirrored else math.atan2(b, a)) % 360
+    return round(angle / 90) * 90 % 360, mirrored, angle
 
 
 def display_size(

@@ -65,6 +65,8 @@ _GUESSED_RATE = Fraction(25)
 _LENGTH_SLACK, _LENGTH_SLACK_SECONDS = 0.05, 0.5
 _LONG_GAP_SECONDS, _SPLICED_GAP_SECONDS = 60.0, 5.0
 _OFFSET_SECONDS = 0.9
+# Pictures that another stream takes over begin about where the first one ends.
+_HANDOVER_SECONDS = 0.5
 _SPLICED_CONTAINERS = ("mpegts", "mpeg", "flv", "asf")
 
 # Packets that are decoded behind the last one that matters, and at most.
@@ -139,7 +141,7 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
         clock = _read_clock(container, stream, ticks, float(scan.durations[order[-1]]), untimed)
         aspect = stream.sample_aspect_ratio
         aspect = aspect if aspect and aspect != 1 else None
-        rotation, mirrored = read_turn(first)
+        rotation, mirrored, angle = read_turn(first)
         info = VideoInfo(
             path=path,
             kind="video",
@@ -164,6 +166,8 @@ def _probe_video(path: Path, reading: ReadingOptions) -> VideoInfo:
             *_data_faults(info, container, stream, scan, int((scan.is_shown & undecodable).sum())),
             *_time_faults(info, container, stream, restarts, untimed),
         ]
+        if abs(angle / 90 % 1 - 0.5) < 0.49:
+            faults.append(f"turned by {angle:.0f} degrees: it is shown upright to a right angle")
         interlaced = "interlaced: pictures are taken as they are stored"
         faults += [interlaced] if first.interlaced_frame else []
         faults += ["HDR: brightness is mapped to an ordinary screen"] if is_hdr(first) else []
@@ -290,6 +294,15 @@ def _data_faults(
     if others:
         names = ", ".join(others)
         yield f"only picture stream {stream.index} is read, not {names}: choose with --stream"
+    known = scan.pts[scan.pts != NO_TIME] * float(stream.time_base or 1)
+    for index, (begins, ends) in scan.elsewhere.items():
+        # Pictures that go on in another stream, not the same time seen by another camera.
+        if len(known) and (
+            begins > known.max() - _HANDOVER_SECONDS or ends < known.min() + _HANDOVER_SECONDS
+        ):
+            yield f"stream {index} holds the pictures from {begins:.1f} s to {ends:.1f} s"
+    if scan.has_late_streams:
+        yield "further streams begin on the way: they are not read"
     yield from structure_faults(info.path, info.container, stream.id)
     if len(scan.formats) > 1:
         yield FORMAT_CHANGES

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import resource
+import sys
 import tracemalloc
 from collections.abc import Callable
 from fractions import Fraction
@@ -222,9 +224,9 @@ SCRIPT = r"is .*, not a video"
     ("data", "said"),
     [
         (b"ffconcat version 1.0\nfile 'FILM'\n", SCRIPT),
-        (b"file 'FILM'\n", ""),
+        (b"file 'FILM'\n", SCRIPT),
         (b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nFILM\n", SCRIPT),
-        (b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", ""),
+        (b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", SCRIPT),
         (bytes(100_000), ""),
         (b"\0", ""),
         (b"\x1aE\xdf\xa3" * 50, ""),
@@ -279,3 +281,20 @@ def test_fast_reading_gives_true_key_pictures_and_says_their_times():
         mark = read_marker(frame.rgb)
         assert mark is not None
         assert mark.number == np.rint(frame.seconds * 24)
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="counts in the units of Linux")
+def test_thousands_of_openings_leak_neither_handles_nor_memory():
+    info = probe(FOLDER / "cfr10_target.mp4")
+
+    def open_often(count: int) -> None:
+        for _ in range(count):
+            next(iter(read_frames(info, [0.3])))
+
+    open_often(50)
+    handles = len(list(Path("/proc/self/fd").iterdir()))
+    before = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    open_often(400)
+    after = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    assert len(list(Path("/proc/self/fd").iterdir())) <= handles + 1
+    assert after - before < 8 * 1024

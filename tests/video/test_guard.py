@@ -69,6 +69,17 @@ def test_errors_and_reports_come_through_whole(guard: GuardedReader):
         guard.probe(FOLDER / "cfr30.mp4", ReadingOptions(max_pixels=1000))
 
 
+def test_a_file_that_took_the_name_of_another_is_read_by_its_own_times(
+    guard: GuardedReader, tmp_path: Path
+):
+    path = Path(copyfile(FOLDER / "cfr30.mp4", tmp_path / "film.mp4"))
+    list(guard.read_frames(guard.probe(path), [0.0]))
+    path.write_bytes((FOLDER / "vfr_screen.mp4").read_bytes())
+    info = probe(path)
+    ours, theirs = guard.read_frames(info, info.times), read_frames(info, info.times)
+    assert list(map(bytes_of, ours)) == list(map(bytes_of, theirs))
+
+
 def test_a_reading_may_be_left_early(guard: GuardedReader):
     info = guard.probe(FOLDER / "cfr30.mp4")
     child = guard.process_id
@@ -142,6 +153,14 @@ def test_the_child_ends_with_an_owner_that_is_killed():
         owner.kill()
         owner.wait()
     until(lambda: not is_running(child))
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="told by /proc only")
+def test_the_start_of_the_child_is_no_hang(tmp_path: Path, monkeypatch: pytest.MonkeyPatch):
+    (tmp_path / "sitecustomize.py").write_text("import time\ntime.sleep(1.2)\n")
+    monkeypatch.setenv("PYTHONPATH", str(tmp_path))
+    with GuardedReader(stall_seconds=1) as reader:
+        assert reader.probe(FOLDER / "cfr30.mp4").frame_count == 120
 
 
 def exchange(path: Path, data: bytes) -> None:

@@ -22,6 +22,7 @@ from tests.video.made import numbers, read_marks
 
 MARKED = [Image.fromarray(draw_marker(number, 0, 160, 90)) for number in range(12)]
 RAMP = np.tile(np.linspace(0, 1, 256), (8, 1))
+COLOURS = ("RGB", "RGBA", "RGBX", "RGBa", "P", "PA", "CMYK", "YCbCr", "LAB", "HSV")
 TWO_A_SECOND = ReadingOptions(image_fps=2)
 
 
@@ -57,25 +58,19 @@ def test_the_default_picture_of_an_apng_is_no_part_of_the_animation():
     assert numbers(info) == list(range(12))
 
 
-def test_a_flipped_bit_of_an_animation_is_told(tmp_path: Path):
-    path = tmp_path / "moving.png"
-    MARKED[0].save(path, save_all=True, append_images=MARKED[1:], duration=100)
-    assert any("damaged" in fault for fault in probe(flip_checksum(path)).warnings)
-
-
 @pytest.mark.parametrize("suffix", ["gif", "png"])
-def test_a_cut_animation_is_one_line_or_ends_early(tmp_path: Path, suffix: str):
+@pytest.mark.parametrize("share", [0.3, 0.6, 0.9, 0.99])
+def test_the_sound_start_of_a_cut_animation_is_read_and_the_cut_is_told(
+    tmp_path: Path, suffix: str, share: float
+):
     path = tmp_path / f"cut.{suffix}"
     MARKED[0].save(path, save_all=True, append_images=MARKED[1:], duration=100)
     data = path.read_bytes()
-    for share in (0.3, 0.6, 0.9, 0.99):
-        path.write_bytes(data[: int(len(data) * share)])
-        try:
-            info = probe(path)
-        except MediaError as error:
-            assert "cut." in str(error)
-        else:
-            assert numbers(info) == list(range(info.frame_count))
+    path.write_bytes(data[: int(len(data) * share)])
+    info = probe(path)
+    assert 2 <= info.frame_count <= 12
+    assert any("cut" in warning for warning in info.warnings)
+    assert numbers(info) == list(range(info.frame_count))
 
 
 @pytest.mark.parametrize("mode", ["L", "RGB", "P", "CMYK", "LA", "1", "I;16"])
@@ -89,17 +84,21 @@ def test_stills_of_every_colour_mode_are_read(tmp_path: Path, mode: str):
     assert numbers(info) == [3]
 
 
-@pytest.mark.parametrize("order", [">u2", "<u2"])
-def test_gray_levels_of_16_bits_become_a_ramp(tmp_path: Path, order: str):
+@pytest.mark.parametrize(("order", "is_inverted"), [(">u2", 0), ("<u2", 0), ("<u2", 1)])
+def test_gray_levels_of_16_bits_become_a_ramp(tmp_path: Path, order: str, is_inverted: int):
     path = tmp_path / "deep.tif"
-    Image.fromarray((RAMP * 65535).astype(order)).save(path)
-    assert np.abs(only_picture(path)[4].astype(int) - np.arange(256)[:, None]).max() <= 1
+    Image.fromarray((RAMP * 65535).astype(order)).save(path, tiffinfo={262: 1 - is_inverted})
+    ramp = np.arange(256)[:, None]
+    want = 255 - ramp if is_inverted else ramp
+    assert np.abs(only_picture(path)[4].astype(int) - want).max() <= 1
 
 
-@pytest.mark.parametrize("kind", [np.int32, np.float32])
+@pytest.mark.parametrize("kind", [np.int32, np.uint32, np.float32, np.uint8, np.uint16])
 def test_gray_levels_without_a_fixed_range_are_refused(tmp_path: Path, kind: type):
     path = tmp_path / "deep.tif"
-    Image.fromarray((RAMP * 100).astype(kind)).save(path)
+    pixels = (RAMP * 100).astype(kind)
+    image = Image.fromarray(pixels.view(np.int32) if kind is np.uint32 else pixels)
+    image.save(path, tiffinfo={339: 1} if kind is np.uint32 else {339: 2})
     with pytest.raises(MediaError, match=r"deep.tif"):
         probe(path)
 
@@ -157,9 +156,10 @@ def test_the_turn_of_a_photo_is_followed(tmp_path: Path, suffix: str, orientatio
 
 
 def test_what_is_odd_about_an_image_is_told(tmp_path: Path):
+    MARKED[3].save(tmp_path / "photo.webp", exif=b"Exif\0\0no such thing", quality=95)
     MARKED[3].save(tmp_path / "pages.tif", save_all=True, append_images=[MARKED[0].copy()])
     MARKED[3].save(tmp_path / "film.mp4", "PNG")
-    for name, word in (("pages.tif", "pages"), ("film.mp4", "png")):
+    for name, word in (("photo.webp", "EXIF"), ("pages.tif", "pages"), ("film.mp4", "png")):
         info = probe(tmp_path / name)
         assert word in info.warnings[0]
         assert numbers(info) == [3]
@@ -230,7 +230,7 @@ def test_an_image_of_the_most_pixels_takes_what_its_limit_says():
     )
     command = [sys.executable, "-c", code, str(FOLDER / "png8k.png")]
     ran = subprocess.run(command, capture_output=True, text=True, check=True)
-    assert float(ran.stdout) < 300
+    assert float(ran.stdout) < 200
 
 
 @pytest.fixture
@@ -265,15 +265,20 @@ def test_a_folder_without_a_rate_or_with_anything_but_images_is_one_line(folder:
             probe(place, reading)
 
 
-def test_a_damaged_image_of_a_folder_is_told(folder: Path):
+def test_the_nearest_sound_image_of_a_folder_stands_in_for_a_damaged_one(folder: Path):
     flip_checksum(folder / "shot4.png")
     info = probe(folder, TWO_A_SECOND)
-    assert [one.is_damaged for one in read_marks(info)] == [k == 4 for k in range(12)]
+    seen = read_marks(info)
+    assert [one.number for one in seen] == [0, 1, 2, 3, 3, *range(5, 12)]
+    assert (seen[4].seconds, seen[4].is_damaged) == (info.times[3], True)
     assert check_pictures(info) == [2.0]
-    assert "stands in" not in describe_damage(info, [2.0], info.times)
 
 
 def test_what_is_odd_about_the_images_of_a_folder_is_told(folder: Path):
+    (folder / "shot5.png").unlink()
+    (folder / "shot6.heic").write_bytes(b"a photo")
     small = MARKED[0].resize((80, 60))
     small.save(folder / "shot7.tif", save_all=True, append_images=[small.copy()])
-    assert "shot7.tif: 2 pages" in " ".join(probe(folder, TWO_A_SECOND).warnings)
+    told = " ".join(probe(folder, TWO_A_SECOND).warnings)
+    for word in ("1 number is missing", "twice", "differ in size", "shot6.heic", "shot7.tif"):
+        assert word in told

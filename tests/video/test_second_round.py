@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
 from fractions import Fraction
 from pathlib import Path
@@ -9,9 +10,11 @@ from pathlib import Path
 import av
 import numpy as np
 import pytest
+from av.video.stream import VideoStream
 
 from apollo_cli.errors import MediaError
 from apollo_cli.video.probe import probe
+from apollo_cli.video.reader import describe_damage
 from tests.cases import FOLDER
 from tests.video.made import make_film, marked_frame, numbers, packets_of, read_marks
 
@@ -49,6 +52,15 @@ def test_a_file_of_the_second_round_is_right_whole_and_singly(name: str):
         assert seen.number == shown + FIRST_MARKS.get(name, 0)
     for index in {0, count // 2, *range(5, count, max(7, count // 6)), *damaged[:2], count - 1}:
         assert read_marks(info, [index]) == [whole[index]], index
+
+
+@pytest.mark.parametrize(
+    ("seconds", "words"),
+    [([0.9], r"1 of 30 .* is .*at 0.90 s.* it$"), ([0.3, 0.4], r"2 of 30 .* are .*0.30 s.*each$")],
+)
+def test_one_damaged_picture_is_not_told_as_the_first(seconds: list[float], words: str):
+    info = probe(FOLDER / "c1_006_flip_ffv1.mkv")
+    assert re.match(words, describe_damage(info, seconds, info.times))
 
 
 def test_a_second_sample_description_is_followed_after_a_jump(tmp_path: Path):
@@ -135,11 +147,13 @@ def twice(data: bytes) -> bytes:
 
 
 TOLD: dict[str, tuple[str, Callable[[bytes], bytes], str]] = {
+    "another stream goes on": ("pid_change.ts", bytes, r"stream 1 holds the pictures from"),
     "which stream is read": ("pid_change.ts", bytes, "only picture stream 0 is read, not 1"),
     "lost bytes": ("i_ts_resync.ts", bytes, "data is lost in 2 places"),
     "a gap in the edits": ("edits_gap.mp4", bytes, "shows nothing for 2.00 s"),
     "a still in the edits": ("edits_gap.mp4", hold_still, "holds pictures"),
     "two mp4": ("cfr10_target.mp4", twice, "another file is stored behind the first"),
+    "two flv": ("concat_flv_size.flv", twice, "another file is stored behind the first"),
     "encrypted": ("cenc_frag.mp4", bytes, "is encrypted"),
     "a cut index": ("cfr30.mp4", cut_index, "its index (moov) is cut"),
 }
@@ -155,6 +169,15 @@ def test_what_is_not_read_is_told(tmp_path: Path, case: str):
     except MediaError as error:
         told = (str(error),)
     assert said in " ".join(told)
+
+
+@pytest.mark.parametrize(("degrees", "odd"), [(30, True), (90, False), (45, True), (180, False)])
+def test_a_turn_by_no_right_angle_is_told(tmp_path: Path, degrees: int, odd: bool):
+    def turn(stream: VideoStream) -> None:
+        stream.set_display_rotation(degrees)
+
+    info = probe(make_film(tmp_path / "turned.mp4", count=2, prepare=turn))
+    assert any("nearest right angle" in fault for fault in info.warnings) == odd
 
 
 def test_sums_of_pictures_that_a_file_holds_are_looked_at(tmp_path: Path):
