@@ -224,9 +224,9 @@ SCRIPT = r"is .*, not a video"
     ("data", "said"),
     [
         (b"ffconcat version 1.0\nfile 'FILM'\n", SCRIPT),
-        (b"file 'FILM'\n", SCRIPT),
+        (b"file 'FILM'\n", ""),
         (b"#EXTM3U\n#EXT-X-TARGETDURATION:10\n#EXTINF:10,\nFILM\n", SCRIPT),
-        (b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", SCRIPT),
+        (b"v=0\no=- 0 0 IN IP4 127.0.0.1\nm=video 5004 RTP/AVP 96\n", ""),
         (bytes(100_000), ""),
         (b"\0", ""),
         (b"\x1aE\xdf\xa3" * 50, ""),
