@@ -90,19 +90,8 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
         if kind not in _ANIMATIONS and pages > 1:
             faults.append(f"{pages} pages: the first is read")
         elif pages - first > 1:
-            for index in range(first, pages):
-                advance()
-                try:
-                    image.seek(index)
-                    # Pillow tells a WebP frame's duration only once it is loaded.
-                    image.load()
-                except _DAMAGE:
-                    if not milliseconds:
-                        raise
-                    faults.append("cut: its last pictures are lost")
-                    break
-                length = float(image.info.get("duration") or 0)
-                milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
+            milliseconds, is_cut = _read_durations(image, range(first, pages))
+            faults += ["cut: its last pictures are lost"] if is_cut else []
             if _is_damaged(path, kind):
                 faults.append("damaged: parts of pictures may be wrong")
         faults += [" ".join(str(remark.message).split()) for remark in remarks]
@@ -124,6 +113,24 @@ def probe_image(path: Path, reading: ReadingOptions) -> VideoInfo:
         tick_seconds=0.001,
         warnings=tuple(dict.fromkeys(faults)),
     )
+
+
+def _read_durations(image: Image.Image, pages: range) -> tuple[list[float], bool]:
+    """How long each picture of an animation is shown, and whether the file breaks off."""
+    milliseconds: list[float] = []
+    for index in pages:
+        advance()
+        try:
+            image.seek(index)
+            # Pillow tells a WebP frame's duration only once it is loaded.
+            image.load()
+        except _DAMAGE:
+            if not milliseconds:
+                raise
+            return milliseconds, True
+        length = float(image.info.get("duration") or 0)
+        milliseconds.append(_DEFAULT_FRAME_MS if length < _SHORTEST_FRAME_MS else length)
+    return milliseconds, False
 
 
 def probe_folder(path: Path, reading: ReadingOptions) -> VideoInfo:

@@ -31,14 +31,14 @@ BUDGETS = {
     "apollo_cli": (23, 3050, 259, 34, 31),
     "apollo_cli/commands": (16, 2150, 112, 2, 32),
     "apollo_cli/model": (9, 950, 107, 10, 9),
-    "apollo_cli/video": (15, 2400, 164, 9, 26),
+    "apollo_cli/video": (15, 2400, 165, 9, 27),
     "finetune": (11, 1750, 101, 13, 42),
     "finetune/data": (6, 1050, 63, 8, 8),
     "finetune/training": (12, 2050, 176, 9, 45),
     "ui": (23, 3000, 267, 23, 71),
     "weights": (16, 3100, 208, 25, 57),
 }
-WITHOUT_THE_PAGE = (108, 16300, 1190, 110, 250)
+WITHOUT_THE_PAGE = (108, 16300, 1191, 110, 251)
 TESTS_WITHOUT_THE_PAGE = 13100
 # Modules of under 60 code lines, and why each stands alone.
 SMALL = {
